@@ -1,0 +1,391 @@
+//! Model graphs: descriptions over a small set of operations.
+//!
+//! A graph is a list of operations in execution order. Every [`Value`] is a matrix of activations in f32, one row a
+//! token; how many rows is known only when a step runs. Weights and rope tables are named here and bound when the
+//! model is loaded. Fusing, memory planning and threading are the executor's business.
+
+use std::collections::HashMap;
+
+/// An activation: `rows of the step x width` in f32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Value(pub u32);
+
+/// Index of a weight among [`Graph::weights`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct WeightId(pub u32);
+
+/// Index of a rope description among [`Graph::ropes`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct RopeId(pub u32);
+
+/// Index of an attention layer among [`Graph::kv_layers`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct KvLayerId(pub u32);
+
+/// A weight by its name in the model file and the shape the graph needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WeightDecl {
+    /// Tensor name, for example `blk.0.attn_q.weight`.
+    pub name: String,
+    /// Length of a row (ne0 of the file).
+    pub cols: usize,
+    /// Rows; 1 for a vector.
+    pub rows: usize,
+}
+
+/// How rope pairs the elements of a head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopePairing {
+    /// `(x[2i], x[2i+1])`.
+    Norm,
+    /// `(x[i], x[i + n_rot/2])`.
+    Neox,
+}
+
+/// Context extension applied to the base frequencies.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum RopeScaling {
+    /// Frequencies as they are.
+    None,
+    /// Every angle divided by the factor.
+    Linear { factor: f32 },
+    /// YaRN (arXiv 2309.00071), with the ramp between `beta_fast` and `beta_slow`.
+    Yarn { factor: f32, original_context: u32, ext_factor: f32, attn_factor: f32, beta_fast: f32, beta_slow: f32 },
+    /// Llama 3: divisor by wavelength.
+    Llama3 { factor: f32, low: f32, high: f32, original_context: u32 },
+}
+
+/// A rotary embedding.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rope {
+    /// Element pairing.
+    pub pairing: RopePairing,
+    /// Leading elements of a head that rotate; even.
+    pub n_rot: usize,
+    /// Base of the frequencies.
+    pub base: f32,
+    /// Context extension.
+    pub scaling: RopeScaling,
+    /// Optional divisors of the `n_rot / 2` base frequencies.
+    pub freq_divisors: Option<WeightId>,
+}
+
+/// Activation function of a gated feed-forward.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The tanh form of GELU.
+    GeluTanh,
+}
+
+/// Geometry of one attention layer's keys and values. Layers of equal geometry form a cache group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct KvGeometry {
+    /// KV heads; query head `h` reads KV head `h / (n_heads / n_kv_heads)`.
+    pub n_kv_heads: usize,
+    /// Width of a key head.
+    pub k_head_dim: usize,
+    /// Width of a value head.
+    pub v_head_dim: usize,
+    /// A query at `p` sees keys `k` with `p - k < window`; `None` sees all before it.
+    pub window: Option<usize>,
+}
+
+/// One operation. `out` is always a new value.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Op {
+    /// `out = scale * table[token]`.
+    Embed { out: Value, table: WeightId, scale: f32 },
+    /// Root-mean-square norm over every run of `group` elements of a row (`group` = width for a whole row, the head
+    /// size for a per-head norm, then with one weight for all heads). No weight: plain division.
+    RmsNorm { out: Value, x: Value, weight: Option<WeightId>, eps: f32, group: usize },
+    /// `out = x * W^T (+ bias)`.
+    MatMul { out: Value, x: Value, weight: WeightId, bias: Option<WeightId> },
+    /// Rotates every head of `x` at its row's position.
+    Rope { out: Value, x: Value, head_dim: usize, rope: RopeId },
+    /// Writes the rows' keys (rotated already) and values where the plan says.
+    Append { layer: KvLayerId, k: Value, v: Value },
+    /// Attention over the plan's segments. `q` is *not* rotated: each segment says at which position the query meets
+    /// its keys, and the executor rotates it by `rope` accordingly. Scores are `scale * q.k`, soft-capped if asked.
+    Attend { out: Value, q: Value, layer: KvLayerId, rope: Option<RopeId>, scale: f32, softcap: Option<f32> },
+    /// `out = act(gate) * up`.
+    GatedAct { out: Value, gate: Value, up: Value, act: Activation },
+    /// `out = a + b`.
+    Add { out: Value, a: Value, b: Value },
+    /// `out = factor * x`.
+    Scale { out: Value, x: Value, factor: f32 },
+    /// `out = cap * tanh(x / cap)`.
+    SoftCap { out: Value, x: Value, cap: f32 },
+    /// Keeps the rows that the step asks outputs for; everything after works on those alone.
+    SelectOutputs { out: Value, x: Value },
+    /// Columns `start .. start + width` of every row (parts of a fused projection).
+    Columns { out: Value, x: Value, start: usize },
+}
+
+/// Layers that share pages: one page-table entry serves them all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheGroup {
+    /// The geometry that all its layers have.
+    pub geometry: KvGeometry,
+    /// Its layers in model order.
+    pub layers: Vec<KvLayerId>,
+}
+
+/// A model as operations, with what they refer to.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Graph {
+    /// Operations in execution order.
+    pub ops: Vec<Op>,
+    /// Width of each value.
+    pub widths: Vec<usize>,
+    /// Weights in the order of their ids.
+    pub weights: Vec<WeightDecl>,
+    /// Ropes in the order of their ids.
+    pub ropes: Vec<Rope>,
+    /// Attention layers in the order of their ids.
+    pub kv_layers: Vec<KvGeometry>,
+    /// Last hidden state of the output rows, after the final norm.
+    pub hidden: Option<Value>,
+    /// Logits of the output rows.
+    pub logits: Option<Value>,
+}
+
+impl Graph {
+    /// Width of a value.
+    pub fn width(&self, value: Value) -> usize {
+        self.widths[value.0 as usize]
+    }
+
+    /// The cache groups: layers by geometry, in order of first appearance.
+    pub fn cache_groups(&self) -> Vec<CacheGroup> {
+        let mut groups: Vec<CacheGroup> = Vec::new();
+        for (i, &geometry) in self.kv_layers.iter().enumerate() {
+            let layer = KvLayerId(i as u32);
+            match groups.iter_mut().find(|g| g.geometry == geometry) {
+                Some(group) => group.layers.push(layer),
+                None => groups.push(CacheGroup { geometry, layers: vec![layer] }),
+            }
+        }
+        groups
+    }
+}
+
+/// Builds a [`Graph`]; each method appends one operation and returns its value.
+///
+/// Methods panic when widths do not match: an architecture checks the file's hyperparameters before it builds.
+#[derive(Default)]
+pub struct GraphBuilder {
+    graph: Graph,
+    weight_ids: HashMap<String, WeightId>,
+}
+
+impl GraphBuilder {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Names a matrix of `rows` rows of `cols` elements; the same name gives the same id.
+    pub fn weight(&mut self, name: impl Into<String>, cols: usize, rows: usize) -> WeightId {
+        let name = name.into();
+        if let Some(&id) = self.weight_ids.get(&name) {
+            let known = &self.graph.weights[id.0 as usize];
+            assert_eq!((known.cols, known.rows), (cols, rows), "`{name}` declared with two shapes");
+            return id;
+        }
+        let id = WeightId(self.graph.weights.len() as u32);
+        self.graph.weights.push(WeightDecl { name: name.clone(), cols, rows });
+        self.weight_ids.insert(name, id);
+        id
+    }
+
+    /// Names a vector.
+    pub fn vector(&mut self, name: impl Into<String>, len: usize) -> WeightId {
+        self.weight(name, len, 1)
+    }
+
+    /// Adds a rotary embedding.
+    pub fn rope(&mut self, rope: Rope) -> RopeId {
+        assert!(rope.n_rot.is_multiple_of(2));
+        self.graph.ropes.push(rope);
+        RopeId(self.graph.ropes.len() as u32 - 1)
+    }
+
+    /// Adds an attention layer's cache.
+    pub fn kv_layer(&mut self, geometry: KvGeometry) -> KvLayerId {
+        self.graph.kv_layers.push(geometry);
+        KvLayerId(self.graph.kv_layers.len() as u32 - 1)
+    }
+
+    fn value(&mut self, width: usize) -> Value {
+        self.graph.widths.push(width);
+        Value(self.graph.widths.len() as u32 - 1)
+    }
+
+    fn width(&self, value: Value) -> usize {
+        self.graph.width(value)
+    }
+
+    fn decl(&self, weight: WeightId) -> &WeightDecl {
+        &self.graph.weights[weight.0 as usize]
+    }
+
+    /// Token embedding times `scale`.
+    pub fn embed(&mut self, table: WeightId, scale: f32) -> Value {
+        let out = self.value(self.decl(table).cols);
+        self.graph.ops.push(Op::Embed { out, table, scale });
+        out
+    }
+
+    /// Norm of whole rows.
+    pub fn rms_norm(&mut self, x: Value, weight: WeightId, eps: f32) -> Value {
+        let group = self.width(x);
+        self.norm(x, Some(weight), eps, group)
+    }
+
+    /// Norm of every head by itself.
+    pub fn head_norm(&mut self, x: Value, weight: Option<WeightId>, eps: f32, head_dim: usize) -> Value {
+        self.norm(x, weight, eps, head_dim)
+    }
+
+    fn norm(&mut self, x: Value, weight: Option<WeightId>, eps: f32, group: usize) -> Value {
+        let width = self.width(x);
+        assert!(width.is_multiple_of(group));
+        if let Some(w) = weight {
+            assert_eq!(self.decl(w).cols, group, "norm weight `{}`", self.decl(w).name);
+        }
+        let out = self.value(width);
+        self.graph.ops.push(Op::RmsNorm { out, x, weight, eps, group });
+        out
+    }
+
+    /// `x * W^T`.
+    pub fn matmul(&mut self, x: Value, weight: WeightId) -> Value {
+        self.linear(x, weight, None)
+    }
+
+    /// `x * W^T + bias`.
+    pub fn linear(&mut self, x: Value, weight: WeightId, bias: Option<WeightId>) -> Value {
+        let decl = self.decl(weight);
+        assert_eq!(decl.cols, self.width(x), "input of `{}`", decl.name);
+        let rows = decl.rows;
+        if let Some(b) = bias {
+            assert_eq!(self.decl(b).cols, rows, "bias `{}`", self.decl(b).name);
+        }
+        let out = self.value(rows);
+        self.graph.ops.push(Op::MatMul { out, x, weight, bias });
+        out
+    }
+
+    /// Rotates heads at their row's own position.
+    pub fn rotate(&mut self, x: Value, head_dim: usize, rope: RopeId) -> Value {
+        assert!(self.width(x).is_multiple_of(head_dim) && self.graph.ropes[rope.0 as usize].n_rot <= head_dim);
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::Rope { out, x, head_dim, rope });
+        out
+    }
+
+    /// Stores keys (already rotated) and values of a layer.
+    pub fn append(&mut self, layer: KvLayerId, k: Value, v: Value) {
+        let g = self.graph.kv_layers[layer.0 as usize];
+        assert_eq!(self.width(k), g.n_kv_heads * g.k_head_dim);
+        assert_eq!(self.width(v), g.n_kv_heads * g.v_head_dim);
+        self.graph.ops.push(Op::Append { layer, k, v });
+    }
+
+    /// Attention of unrotated queries over a layer's cache; the result is `n_heads * v_head_dim` wide.
+    pub fn attend(
+        &mut self,
+        q: Value,
+        layer: KvLayerId,
+        rope: Option<RopeId>,
+        scale: f32,
+        softcap: Option<f32>,
+    ) -> Value {
+        let g = self.graph.kv_layers[layer.0 as usize];
+        let n_heads = self.width(q) / g.k_head_dim;
+        assert!(self.width(q).is_multiple_of(g.k_head_dim) && n_heads.is_multiple_of(g.n_kv_heads));
+        let out = self.value(n_heads * g.v_head_dim);
+        self.graph.ops.push(Op::Attend { out, q, layer, rope, scale, softcap });
+        out
+    }
+
+    /// `act(gate) * up`.
+    pub fn gated_act(&mut self, gate: Value, up: Value, act: Activation) -> Value {
+        assert_eq!(self.width(gate), self.width(up));
+        let out = self.value(self.width(gate));
+        self.graph.ops.push(Op::GatedAct { out, gate, up, act });
+        out
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, a: Value, b: Value) -> Value {
+        assert_eq!(self.width(a), self.width(b));
+        let out = self.value(self.width(a));
+        self.graph.ops.push(Op::Add { out, a, b });
+        out
+    }
+
+    /// `factor * x`.
+    pub fn scale(&mut self, x: Value, factor: f32) -> Value {
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::Scale { out, x, factor });
+        out
+    }
+
+    /// `cap * tanh(x / cap)`.
+    pub fn soft_cap(&mut self, x: Value, cap: f32) -> Value {
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::SoftCap { out, x, cap });
+        out
+    }
+
+    /// Goes on with the rows that need outputs.
+    pub fn select_outputs(&mut self, x: Value) -> Value {
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::SelectOutputs { out, x });
+        out
+    }
+
+    /// Columns `start .. start + width`.
+    pub fn columns(&mut self, x: Value, start: usize, width: usize) -> Value {
+        assert!(start + width <= self.width(x));
+        let out = self.value(width);
+        self.graph.ops.push(Op::Columns { out, x, start });
+        out
+    }
+
+    /// Ends the graph with its two results.
+    pub fn finish(mut self, hidden: Value, logits: Value) -> Graph {
+        self.graph.hidden = Some(hidden);
+        self.graph.logits = Some(logits);
+        self.graph
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_of_equal_geometry_share_a_cache_group() {
+        let full = KvGeometry { n_kv_heads: 1, k_head_dim: 32, v_head_dim: 32, window: None };
+        let swa = KvGeometry { window: Some(8), ..full };
+        let mut b = GraphBuilder::new();
+        for geometry in [swa, swa, full, swa] {
+            b.kv_layer(geometry);
+        }
+        let groups = b.graph.cache_groups();
+        assert_eq!(groups.len(), 2);
+        assert_eq!(groups[0].layers, [KvLayerId(0), KvLayerId(1), KvLayerId(3)]);
+        assert_eq!(groups[1].layers, [KvLayerId(2)]);
+    }
+
+    #[test]
+    fn a_weight_named_twice_is_one_weight() {
+        let mut b = GraphBuilder::new();
+        assert_eq!(b.weight("token_embd.weight", 8, 16), b.weight("token_embd.weight", 8, 16));
+        assert_eq!(b.graph.weights.len(), 1);
+    }
+}

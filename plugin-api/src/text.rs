@@ -1,0 +1,115 @@
+//! Text across the boundary: borrowed strings and buffers owned by the caller.
+//!
+//! No allocation crosses: a string handed over is only borrowed, and a callee that has something to say writes into
+//! the caller's buffer. So no two allocators ever have to agree.
+
+use opencoti_plugin_api_derive::AbiLayout;
+
+/// A borrowed UTF-8 string, not zero-terminated.
+///
+/// Valid as long as the function that received it runs, unless its documentation says otherwise.
+#[repr(C)]
+#[derive(Clone, Copy, AbiLayout)]
+pub struct Str {
+    /// First byte; may be null when `len` is 0.
+    pub ptr: *const u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: `Str` is a shared, read-only view; whoever makes one promises that the bytes outlive its use.
+unsafe impl Send for Str {}
+// SAFETY: as above, nothing is ever written through it.
+unsafe impl Sync for Str {}
+
+impl Str {
+    /// The empty string.
+    pub const EMPTY: Str = Str { ptr: core::ptr::null(), len: 0 };
+
+    /// A view of a string that lives for ever.
+    pub const fn from_static(text: &'static str) -> Self {
+        Str { ptr: text.as_ptr(), len: text.len() }
+    }
+
+    /// A view of `text`, for the length of a call.
+    pub fn new(text: &str) -> Self {
+        Str { ptr: text.as_ptr(), len: text.len() }
+    }
+
+    /// The text, with bytes that are not UTF-8 replaced.
+    ///
+    /// # Safety
+    /// `ptr` must point to `len` readable bytes for as long as this call runs.
+    pub unsafe fn to_string_lossy(&self) -> String {
+        if self.ptr.is_null() || self.len == 0 {
+            return String::new();
+        }
+        // SAFETY: promised by the caller.
+        let bytes = unsafe { core::slice::from_raw_parts(self.ptr, self.len) };
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+
+    /// The text of a `Str` that was made from static data.
+    ///
+    /// # Safety
+    /// `ptr` must point to `len` bytes of UTF-8 that live for ever (a plugin's code is never unmapped).
+    pub unsafe fn as_static(&self) -> Option<&'static str> {
+        if self.len == 0 {
+            return Some("");
+        }
+        if self.ptr.is_null() || self.len > isize::MAX as usize {
+            return None;
+        }
+        // SAFETY: promised by the caller; null and impossible lengths are excluded above.
+        core::str::from_utf8(unsafe { core::slice::from_raw_parts(self.ptr, self.len) }).ok()
+    }
+}
+
+/// A buffer the caller owns and the callee writes text into. Longer text is cut at a character boundary.
+#[repr(C)]
+#[derive(Clone, Copy, AbiLayout)]
+pub struct TextBuf {
+    /// First byte of the buffer; may be null when `capacity` is 0.
+    pub ptr: *mut u8,
+    /// Bytes that fit.
+    pub capacity: usize,
+    /// Bytes written.
+    pub len: usize,
+}
+
+impl TextBuf {
+    /// A buffer over `space`, valid as long as `space` is.
+    pub fn new(space: &mut [u8]) -> Self {
+        TextBuf { ptr: space.as_mut_ptr(), capacity: space.len(), len: 0 }
+    }
+
+    /// A buffer that takes nothing.
+    pub const fn none() -> Self {
+        TextBuf { ptr: core::ptr::null_mut(), capacity: 0, len: 0 }
+    }
+
+    /// Replaces the contents by `text`, cut to the capacity.
+    ///
+    /// # Safety
+    /// `ptr` must point to `capacity` writable bytes.
+    pub unsafe fn write(&mut self, text: &str) {
+        let mut n = text.len().min(self.capacity);
+        while !text.is_char_boundary(n) {
+            n -= 1;
+        }
+        if n > 0 && !self.ptr.is_null() {
+            // SAFETY: n <= capacity, and the source is a live string that can't overlap a `&mut` buffer.
+            unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), self.ptr, n) };
+        }
+        self.len = n;
+    }
+
+    /// What was written.
+    ///
+    /// # Safety
+    /// `ptr` must point to `capacity` initialised bytes.
+    pub unsafe fn read(&self) -> String {
+        // SAFETY: promised by the caller; a length beyond the capacity is the callee's lie and is cut.
+        unsafe { Str { ptr: self.ptr, len: self.len.min(self.capacity) }.to_string_lossy() }
+    }
+}
