@@ -6,3 +6,4 @@
 
 pub mod graph;
 pub mod plan;
+pub mod quant;
