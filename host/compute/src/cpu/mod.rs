@@ -1,0 +1,3 @@
+//! The CPU executor.
+
+pub mod pool;
