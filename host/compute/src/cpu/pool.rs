@@ -20,14 +20,8 @@ use std::thread::{self, JoinHandle, Thread};
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The system refused a thread.
-    #[error(
-        "worker thread {index} of {count} could not be started: {source}; ask for fewer threads"
-    )]
-    Spawn {
-        index: usize,
-        count: usize,
-        source: std::io::Error,
-    },
+    #[error("worker thread {index} of {count} could not be started: {source}; ask for fewer threads")]
+    Spawn { index: usize, count: usize, source: std::io::Error },
     /// A kernel panicked.
     #[error("compute worker {index} panicked: {message}")]
     Panicked { index: usize, message: String },
@@ -84,8 +78,7 @@ impl Barrier {
         let generation = self.generation.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
             self.arrived.store(0, Ordering::Relaxed);
-            self.generation
-                .store(generation.wrapping_add(1), Ordering::Release);
+            self.generation.store(generation.wrapping_add(1), Ordering::Release);
             return;
         }
         let mut spins = 0;
@@ -132,18 +125,11 @@ unsafe impl Sync for Shared {}
 impl Shared {
     /// Runs the job as worker `index` and keeps its panic.
     fn work(&self, job: &(dyn Fn(Worker<'_>) + Sync), index: usize) {
-        let worker = Worker {
-            index,
-            count: self.barrier.count,
-            barrier: &self.barrier,
-        };
+        let worker = Worker { index, count: self.barrier.count, barrier: &self.barrier };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
             self.barrier.broken.store(true, Ordering::Relaxed);
             if !payload.is::<Released>() {
-                self.failure
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert((index, payload));
+                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((index, payload));
             }
         }
     }
@@ -220,21 +206,13 @@ impl Pool {
             stopping: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
-        let mut pool = Pool {
-            shared,
-            handles: Vec::new(),
-            threads: Vec::new(),
-        };
+        let mut pool = Pool { shared, handles: Vec::new(), threads: Vec::new() };
         for index in 1..count {
             let shared = Arc::clone(&pool.shared);
             let handle = thread::Builder::new()
                 .name(format!("compute-{index}"))
                 .spawn(move || shared.serve(index))
-                .map_err(|source| PoolError::Spawn {
-                    index,
-                    count,
-                    source,
-                })?;
+                .map_err(|source| PoolError::Spawn { index, count, source })?;
             pool.threads.push(handle.thread().clone());
             pool.handles.push(handle);
         }
@@ -255,13 +233,10 @@ impl Pool {
         let borrowed: &(dyn Fn(Worker<'_>) + Sync) = &job;
         // SAFETY: only the lifetime changes. No worker touches the pointer after it has counted itself out, and this
         // function does not return, nor unwind (`work` catches), before all have.
-        let erased: Job =
-            unsafe { std::mem::transmute::<&(dyn Fn(Worker<'_>) + Sync), Job>(borrowed) };
+        let erased: Job = unsafe { std::mem::transmute::<&(dyn Fn(Worker<'_>) + Sync), Job>(borrowed) };
         // SAFETY: `&mut self` and the end of the previous run: no worker reads `job` now.
         unsafe { *shared.job.get() = Some(erased) };
-        shared
-            .unfinished
-            .store(self.threads.len(), Ordering::Relaxed);
+        shared.unfinished.store(self.threads.len(), Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         self.wake();
         shared.work(borrowed, 0);
@@ -269,11 +244,7 @@ impl Pool {
         while shared.unfinished.load(Ordering::Acquire) != 0 {
             relax(&mut spins, shared.barrier.spins);
         }
-        if shared.barrier.broken.load(Ordering::Relaxed) {
-            self.recover()
-        } else {
-            Ok(())
-        }
+        if shared.barrier.broken.load(Ordering::Relaxed) { self.recover() } else { Ok(()) }
     }
 
     fn wake(&self) {
@@ -289,17 +260,9 @@ impl Pool {
         let barrier = &self.shared.barrier;
         barrier.arrived.store(0, Ordering::Relaxed);
         barrier.broken.store(false, Ordering::Relaxed);
-        let failure = self
-            .shared
-            .failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         match failure {
-            Some((index, payload)) => Err(PoolError::Panicked {
-                index,
-                message: panic_message(&*payload),
-            }),
+            Some((index, payload)) => Err(PoolError::Panicked { index, message: panic_message(&*payload) }),
             None => Ok(()),
         }
     }
@@ -367,10 +330,7 @@ mod tests {
                     w.barrier();
                 })
                 .unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!("compute worker {culprit} panicked: kernel {culprit} failed")
-            );
+            assert_eq!(error.to_string(), format!("compute worker {culprit} panicked: kernel {culprit} failed"));
             pool.run(|w| w.barrier()).unwrap();
         }
     }
@@ -379,11 +339,7 @@ mod tests {
     fn parked_workers_wake_up_for_the_next_run() {
         let mut pool = Pool::new(3).unwrap();
         for _ in 0..5 {
-            let parked = |pool: &Pool| {
-                pool.shared.parked[1..]
-                    .iter()
-                    .all(|p| p.load(Ordering::SeqCst))
-            };
+            let parked = |pool: &Pool| pool.shared.parked[1..].iter().all(|p| p.load(Ordering::SeqCst));
             while !parked(&pool) {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -403,12 +359,7 @@ mod tests {
             for (n, grain) in [(0, 1), (1, 4), (7, 1), (49, 16), (576, 8)] {
                 let mut next = 0;
                 for index in 0..count {
-                    let share = Worker {
-                        index,
-                        count,
-                        barrier: &barrier.shared.barrier,
-                    }
-                    .share(n, grain);
+                    let share = Worker { index, count, barrier: &barrier.shared.barrier }.share(n, grain);
                     assert_eq!(share.start, next);
                     assert!(share.end == n || share.end % grain == 0);
                     next = share.end;

@@ -5,9 +5,7 @@ use super::iq_grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 use super::{f16_at, f16_to_f32, u16_at, u32_at};
 
 /// The levels of IQ4_NL and IQ4_XS.
-pub const IQ4_LEVELS: [i8; 16] = [
-    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-];
+pub const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// What IQ1 types add to or take from each ternary digit.
 const IQ1_DELTA: f32 = 0.125;
@@ -37,12 +35,7 @@ pub(super) fn iq2_xxs(b: &[u8; 66], v: &mut [f32; 256]) {
         let word = u32_at(b, at + 4);
         let scale = d * (0.5 + (word >> 28) as f32) * 0.25;
         for (j, run) in group.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            signed(
-                scale,
-                &IQ2_XXS[usize::from(b[at + j])],
-                even_signs(word >> (7 * j)),
-                run,
-            );
+            signed(scale, &IQ2_XXS[usize::from(b[at + j])], even_signs(word >> (7 * j)), run);
         }
     }
 }
@@ -54,12 +47,7 @@ pub(super) fn iq2_xs(b: &[u8; 74], v: &mut [f32; 256]) {
     for (n, run) in v.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let word = u16_at(b, 2 + n * 2);
         let scale = d * (0.5 + f32::from(nibble(&b[66..], n / 2))) * 0.25;
-        signed(
-            scale,
-            &IQ2_XS[usize::from(word & 511)],
-            even_signs(u32::from(word >> 9)),
-            run,
-        );
+        signed(scale, &IQ2_XS[usize::from(word & 511)], even_signs(u32::from(word >> 9)), run);
     }
 }
 
@@ -83,18 +71,8 @@ pub(super) fn iq3_xxs(b: &[u8; 98], v: &mut [f32; 256]) {
         let word = u32_at(b, 66 + n / 4 * 4);
         let scale = d * (0.5 + (word >> 28) as f32) * 0.5;
         let signs = even_signs(word >> (n % 4 * 7));
-        signed(
-            scale,
-            &IQ3_XXS[usize::from(b[2 + n * 2])],
-            signs,
-            &mut run[..4],
-        );
-        signed(
-            scale,
-            &IQ3_XXS[usize::from(b[3 + n * 2])],
-            signs >> 4,
-            &mut run[4..],
-        );
+        signed(scale, &IQ3_XXS[usize::from(b[2 + n * 2])], signs, &mut run[..4]);
+        signed(scale, &IQ3_XXS[usize::from(b[3 + n * 2])], signs >> 4, &mut run[4..]);
     }
 }
 
@@ -144,17 +122,11 @@ pub(super) fn iq1_s(b: &[u8; 50], v: &mut [f32; 256]) {
 #[inline(always)]
 pub(super) fn iq1_m(b: &[u8; 56], v: &mut [f32; 256]) {
     let word = |i: usize| u16_at(b, 48 + i * 2);
-    let d =
-        f16_to_f32(word(0) >> 12 | word(1) >> 12 << 4 | word(2) >> 12 << 8 | word(3) >> 12 << 12);
+    let d = f16_to_f32(word(0) >> 12 | word(1) >> 12 << 4 | word(2) >> 12 << 8 | word(3) >> 12 << 12);
     for (n, run) in v.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let scale = d * f32::from(2 * (word(n / 8) >> (n / 2 % 4 * 3) & 7) + 1);
         let high = nibble(&b[32..48], n);
-        ternary(
-            scale,
-            usize::from(b[n]) | usize::from(high & 7) << 8,
-            high & 8 != 0,
-            run,
-        );
+        ternary(scale, usize::from(b[n]) | usize::from(high & 7) << 8, high & 8 != 0, run);
     }
 }
 
@@ -170,11 +142,7 @@ pub(super) fn iq4_xs(b: &[u8; 136], v: &mut [f32; 256]) {
     let (d, upper) = (f16_at(b, 0), u16_at(b, 2));
     for (g, group) in v.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let scale = nibble(&b[4..8], g) | ((upper >> (2 * g) & 3) as u8) << 4;
-        levels(
-            d * f32::from(scale as i8 - 32),
-            &b[8 + g * 16..24 + g * 16],
-            group,
-        );
+        levels(d * f32::from(scale as i8 - 32), &b[8 + g * 16..24 + g * 16], group);
     }
 }
 

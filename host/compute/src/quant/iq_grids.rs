@@ -18,10 +18,7 @@ pub(super) static IQ3_XXS: [[u8; 4]; 256] = unpack::<4, 4, 256>(7680, &MAGNITUDE
 pub(super) static IQ3_S: [[u8; 4]; 512] = unpack::<4, 4, 512>(8192, &MAGNITUDES_3_S);
 
 /// `ROWS` rows of `N` values whose indices into `values` lie from byte `at` on, `BITS` bits each, low bits first.
-const fn unpack<const BITS: usize, const N: usize, const ROWS: usize>(
-    at: usize,
-    values: &[u8],
-) -> [[u8; N]; ROWS] {
+const fn unpack<const BITS: usize, const N: usize, const ROWS: usize>(at: usize, values: &[u8]) -> [[u8; N]; ROWS] {
     let mut grid = [[0; N]; ROWS];
     let mut i = 0;
     while i < ROWS * N {

@@ -49,10 +49,7 @@ pub fn scale_min(packed: &[u8], n: usize) -> (u8, u8) {
         return (packed[n] & 63, packed[n + 4] & 63);
     }
     let nibbles = packed[n + 4];
-    (
-        nibbles & 15 | packed[n - 4] >> 6 << 4,
-        nibbles >> 4 | packed[n] >> 6 << 4,
-    )
+    (nibbles & 15 | packed[n - 4] >> 6 << 4, nibbles >> 4 | packed[n] >> 6 << 4)
 }
 
 /// `d`, `dmin`, 12 bytes of scales and minima, 128 bytes of 4-bit codes; sub-blocks of 32.
@@ -95,8 +92,7 @@ pub(super) fn q6_k(b: &[u8; 210], v: &mut [f32; 256]) {
         let low = half * 64 + quarter % 2 * 32 + within;
         let high = 128 + half * 32 + within;
         for (i, v) in sub.iter_mut().enumerate() {
-            let code =
-                b[low + i] >> (quarter / 2 * 4) & 15 | (b[high + i] >> (quarter * 2) & 3) << 4;
+            let code = b[low + i] >> (quarter / 2 * 4) & 15 | (b[high + i] >> (quarter * 2) & 3) << 4;
             *v = scale * f32::from(code as i8 - 32);
         }
     }

@@ -20,33 +20,19 @@ pub mod ternary;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantError {
     /// The row does not divide into blocks.
-    #[error(
-        "a {ty} row of {len} values is not a whole number of blocks; its length must be a multiple of {block}"
-    )]
-    RowLength {
-        ty: &'static str,
-        len: usize,
-        block: usize,
-    },
+    #[error("a {ty} row of {len} values is not a whole number of blocks; its length must be a multiple of {block}")]
+    RowLength { ty: &'static str, len: usize, block: usize },
     /// The row's size in bytes does not fit an address.
     #[error("a {ty} row of {len} values is too large for this machine's address space")]
     TooLarge { ty: &'static str, len: usize },
     /// Bytes and values do not belong together.
     #[error("{len} values of {ty} take {expected} bytes, but {found} bytes were given")]
-    ByteLength {
-        ty: &'static str,
-        len: usize,
-        expected: usize,
-        found: usize,
-    },
+    ByteLength { ty: &'static str, len: usize, expected: usize, found: usize },
 }
 
 /// Storage type of a weight tensor, named as in GGUF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(
-    non_camel_case_types,
-    reason = "the names that GGUF files and their users know"
-)]
+#[allow(non_camel_case_types, reason = "the names that GGUF files and their users know")]
 pub enum WeightType {
     F32,
     F16,
@@ -85,20 +71,8 @@ struct Facts {
     block_bytes: usize,
 }
 
-const fn facts(
-    ty: WeightType,
-    ggml_id: u32,
-    name: &'static str,
-    block_len: usize,
-    block_bytes: usize,
-) -> Facts {
-    Facts {
-        ty,
-        ggml_id,
-        name,
-        block_len,
-        block_bytes,
-    }
+const fn facts(ty: WeightType, ggml_id: u32, name: &'static str, block_len: usize, block_bytes: usize) -> Facts {
+    Facts { ty, ggml_id, name, block_len, block_bytes }
 }
 
 /// In the order of the enum's variants.
@@ -173,15 +147,9 @@ impl WeightType {
     pub fn row_bytes(self, len: usize) -> Result<usize, QuantError> {
         let f = self.facts();
         if !len.is_multiple_of(f.block_len) {
-            return Err(QuantError::RowLength {
-                ty: f.name,
-                len,
-                block: f.block_len,
-            });
+            return Err(QuantError::RowLength { ty: f.name, len, block: f.block_len });
         }
-        (len / f.block_len)
-            .checked_mul(f.block_bytes)
-            .ok_or(QuantError::TooLarge { ty: f.name, len })
+        (len / f.block_len).checked_mul(f.block_bytes).ok_or(QuantError::TooLarge { ty: f.name, len })
     }
 
     /// Whether values are stored as plain floats, one after the other.
@@ -207,12 +175,7 @@ impl std::fmt::Display for WeightType {
 pub fn dequantize_row(ty: WeightType, src: &[u8], dst: &mut [f32]) -> Result<(), QuantError> {
     let expected = ty.row_bytes(dst.len())?;
     if src.len() != expected {
-        return Err(QuantError::ByteLength {
-            ty: ty.name(),
-            len: dst.len(),
-            expected,
-            found: src.len(),
-        });
+        return Err(QuantError::ByteLength { ty: ty.name(), len: dst.len(), expected, found: src.len() });
     }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
@@ -331,10 +294,7 @@ mod tests {
     fn every_half_converts_like_the_reference() {
         for h in 0..=u16::MAX {
             let (ours, reference) = (f16_to_f32(h), half::f16::from_bits(h).to_f32());
-            assert!(
-                ours.to_bits() == reference.to_bits() || (ours.is_nan() && reference.is_nan()),
-                "{h:#06x}"
-            );
+            assert!(ours.to_bits() == reference.to_bits() || (ours.is_nan() && reference.is_nan()), "{h:#06x}");
         }
     }
 
@@ -346,20 +306,11 @@ mod tests {
             "a Q4_K row of 576 values is not a whole number of blocks; its length must be a multiple of 256"
         );
         let mut dst = [0.0; 31];
-        assert!(matches!(
-            dequantize_row(WeightType::Q8_0, &[0; 34], &mut dst),
-            Err(QuantError::RowLength { .. })
-        ));
+        assert!(matches!(dequantize_row(WeightType::Q8_0, &[0; 34], &mut dst), Err(QuantError::RowLength { .. })));
         let mut dst = [0.0; 64];
         let error = dequantize_row(WeightType::Q8_0, &[0; 34], &mut dst).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "64 values of Q8_0 take 68 bytes, but 34 bytes were given"
-        );
-        assert!(matches!(
-            WeightType::F32.row_bytes(usize::MAX),
-            Err(QuantError::TooLarge { .. })
-        ));
+        assert_eq!(error.to_string(), "64 values of Q8_0 take 68 bytes, but 34 bytes were given");
+        assert!(matches!(WeightType::F32.row_bytes(usize::MAX), Err(QuantError::TooLarge { .. })));
     }
 
     proptest! {

@@ -17,11 +17,7 @@ pub(super) fn mxfp4(b: &[u8; 17], v: &mut [f32; 32]) {
 /// Half of 2^(e − 127); the two smallest are subnormal.
 #[inline(always)]
 pub fn e8m0_half(e: u8) -> f32 {
-    f32::from_bits(if e < 2 {
-        0x0020_0000 << e
-    } else {
-        u32::from(e - 1) << 23
-    })
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
 /// Four unsigned E4M3 scales, then four groups of 16 values in 8 bytes: low nibbles first, high nibbles after them.
