@@ -1,0 +1,218 @@
+//! A model on disk: one mapped file, or the mapped parts of a split one, seen as one set of tensors.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use super::split::{SplitKeys, SplitName, check_part};
+use super::{Gguf, GgufError, Metadata, TensorInfo};
+
+/// An opened model file with all its parts. Cloning shares the mappings.
+#[derive(Clone, Debug)]
+pub struct GgufFile {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    parts: Vec<Part>,
+    /// Name to (part, index in the part).
+    index: HashMap<String, (usize, usize)>,
+}
+
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    map: Mmap,
+    header: Gguf,
+}
+
+/// A tensor and its bytes. Keeps the mapping alive, so it may outlive the [`GgufFile`].
+#[derive(Clone, Debug)]
+pub struct TensorData {
+    inner: Arc<Inner>,
+    part: usize,
+    tensor: usize,
+}
+
+impl TensorData {
+    /// Name, dimensions and type.
+    pub fn info(&self) -> &TensorInfo {
+        &self.inner.parts[self.part].header.tensors[self.tensor]
+    }
+
+    /// The raw bytes, blocks as they lie in the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.inner.parts[self.part].map[self.info().range.clone()]
+    }
+}
+
+impl GgufFile {
+    /// Maps a model. Any part of a split model may be named; all its parts are found beside it.
+    ///
+    /// The file must not be truncated by another process while it is mapped: the system answers a read behind its new end by
+    /// killing the process. Replacing it by a rename is harmless.
+    ///
+    /// # Errors
+    /// [`GgufError`]: not readable, not GGUF, damaged, or a part missing or foreign.
+    pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
+        let first = Part::open(path)?;
+        let parts = match SplitKeys::read(&first.header)? {
+            None => vec![first],
+            Some(keys) => open_parts(path, first, &keys)?,
+        };
+        Ok(GgufFile {
+            inner: Arc::new(Inner {
+                index: index_tensors(&parts)?,
+                parts,
+            }),
+        })
+    }
+
+    /// Metadata of the model (that of the first part).
+    pub fn metadata(&self) -> &Metadata {
+        &self.inner.parts[0].header.metadata
+    }
+
+    /// Format version of the first part.
+    pub fn version(&self) -> u32 {
+        self.inner.parts[0].header.version
+    }
+
+    /// Name of the first part as errors write it.
+    pub fn name(&self) -> &str {
+        self.metadata().file()
+    }
+
+    /// Paths of all parts in order.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.inner.parts.iter().map(|part| part.path.as_path())
+    }
+
+    /// Bytes of all parts on disk.
+    pub fn bytes_on_disk(&self) -> u64 {
+        self.inner
+            .parts
+            .iter()
+            .map(|part| part.map.len() as u64)
+            .sum()
+    }
+
+    /// All tensors in file order, part after part.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.inner
+            .parts
+            .iter()
+            .flat_map(|part| &part.header.tensors)
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<TensorData> {
+        let &(part, tensor) = self.inner.index.get(name)?;
+        Some(TensorData {
+            inner: Arc::clone(&self.inner),
+            part,
+            tensor,
+        })
+    }
+}
+
+impl Part {
+    fn open(path: &Path) -> Result<Part, GgufError> {
+        let fail = |source| GgufError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(fail)?;
+        if file.metadata().map_err(fail)?.is_dir() {
+            return Err(fail(std::io::Error::other(
+                "it is a folder, expected a .gguf file",
+            )));
+        }
+        // SAFETY: the mapping is private and only read. Another process that truncates the file meanwhile can still kill us with
+        // a signal; `GgufFile::open` documents that.
+        let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
+        let header = Gguf::parse(&map, &path.display().to_string())?;
+        Ok(Part {
+            path: path.to_owned(),
+            map,
+            header,
+        })
+    }
+}
+
+/// Opens the other parts of a split model, in order.
+fn open_parts(path: &Path, opened: Part, keys: &SplitKeys) -> Result<Vec<Part>, GgufError> {
+    let fail = |file: &Path, detail: String| GgufError::Split {
+        file: file.display().to_string(),
+        detail,
+    };
+    let name = SplitName::parse(path).ok_or_else(|| {
+        let pattern = format!(
+            "NAME-{:05}-of-{:05}.gguf",
+            keys.number.saturating_add(1),
+            keys.count
+        );
+        fail(
+            path,
+            format!(
+                "it is part {} of {}, but not named {pattern}, so the other parts can't be found",
+                keys.number.saturating_add(1),
+                keys.count
+            ),
+        )
+    })?;
+    let mut opened = Some(opened);
+    let mut parts = Vec::new();
+    for number in 1..=name.count {
+        let part_path = name.part(number);
+        let part = match opened.take_if(|_| number == name.number) {
+            Some(part) => part,
+            None if part_path.exists() => Part::open(&part_path)?,
+            None => {
+                return Err(fail(
+                    &part_path,
+                    format!(
+                        "part {number} of {} is missing; put all parts into one folder",
+                        name.count
+                    ),
+                ));
+            }
+        };
+        let part_keys = check_part(&part.header, number, name.count)?;
+        if part_keys.tensors != keys.tensors {
+            return Err(fail(
+                &part_path,
+                "its key \"split.tensors.count\" differs from that of the other parts".to_owned(),
+            ));
+        }
+        parts.push(part);
+    }
+    let found: usize = parts.iter().map(|part| part.header.tensors.len()).sum();
+    match keys.tensors {
+        Some(expected) if expected != found as u64 => Err(fail(
+            path,
+            format!("its parts hold {found} tensors, but \"split.tensors.count\" says {expected}"),
+        )),
+        _ => Ok(parts),
+    }
+}
+
+fn index_tensors(parts: &[Part]) -> Result<HashMap<String, (usize, usize)>, GgufError> {
+    let mut index = HashMap::new();
+    for (p, part) in parts.iter().enumerate() {
+        for (t, tensor) in part.header.tensors.iter().enumerate() {
+            if let Some((other, _)) = index.insert(tensor.name.clone(), (p, t)) {
+                return Err(GgufError::Tensor {
+                    file: part.path.display().to_string(),
+                    tensor: tensor.name.clone(),
+                    detail: format!("is also in part {}", parts[other].path.display()),
+                });
+            }
+        }
+    }
+    Ok(index)
+}
