@@ -12,11 +12,7 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(bytes: &'a [u8], file: &'a str) -> Self {
-        Cursor {
-            bytes,
-            pos: 0,
-            file,
-        }
+        Cursor { bytes, pos: 0, file }
     }
 
     pub(super) fn file(&self) -> &'a str {
@@ -66,12 +62,7 @@ impl<'a> Cursor<'a> {
 
     /// Refuses a count of things that cannot fit into what is left of the file, each taking at least `min_bytes`.
     /// What it lets through is safe to reserve memory for.
-    pub(super) fn check_count(
-        &self,
-        count: u64,
-        min_bytes: usize,
-        what: &dyn Display,
-    ) -> Result<usize, GgufError> {
+    pub(super) fn check_count(&self, count: u64, min_bytes: usize, what: &dyn Display) -> Result<usize, GgufError> {
         let needed = count.saturating_mul(min_bytes as u64);
         match usize::try_from(count) {
             Ok(count) if needed <= self.remaining() as u64 => Ok(count),

@@ -32,9 +32,7 @@ pub enum GgufError {
         version: u32,
     },
     /// A version this reader does not know.
-    #[error(
-        "{file} has GGUF version {version}; versions 2 and 3 can be read, so convert the model again"
-    )]
+    #[error("{file} has GGUF version {version}; versions 2 and 3 can be read, so convert the model again")]
     Version {
         /// File name.
         file: String,
@@ -42,9 +40,7 @@ pub enum GgufError {
         version: u32,
     },
     /// The file ends inside of something.
-    #[error(
-        "{file} is truncated: {what} needs {needed} bytes at offset {offset}, but the file has {len}"
-    )]
+    #[error("{file} is truncated: {what} needs {needed} bytes at offset {offset}, but the file has {len}")]
     Truncated {
         /// File name.
         file: String,

@@ -64,12 +64,7 @@ impl GgufFile {
             None => vec![first],
             Some(keys) => open_parts(path, first, &keys)?,
         };
-        Ok(GgufFile {
-            inner: Arc::new(Inner {
-                index: index_tensors(&parts)?,
-                parts,
-            }),
-        })
+        Ok(GgufFile { inner: Arc::new(Inner { index: index_tensors(&parts)?, parts }) })
     }
 
     /// Metadata of the model (that of the first part).
@@ -94,68 +89,41 @@ impl GgufFile {
 
     /// Bytes of all parts on disk.
     pub fn bytes_on_disk(&self) -> u64 {
-        self.inner
-            .parts
-            .iter()
-            .map(|part| part.map.len() as u64)
-            .sum()
+        self.inner.parts.iter().map(|part| part.map.len() as u64).sum()
     }
 
     /// All tensors in file order, part after part.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.inner
-            .parts
-            .iter()
-            .flat_map(|part| &part.header.tensors)
+        self.inner.parts.iter().flat_map(|part| &part.header.tensors)
     }
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<TensorData> {
         let &(part, tensor) = self.inner.index.get(name)?;
-        Some(TensorData {
-            inner: Arc::clone(&self.inner),
-            part,
-            tensor,
-        })
+        Some(TensorData { inner: Arc::clone(&self.inner), part, tensor })
     }
 }
 
 impl Part {
     fn open(path: &Path) -> Result<Part, GgufError> {
-        let fail = |source| GgufError::Io {
-            path: path.to_owned(),
-            source,
-        };
+        let fail = |source| GgufError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(fail)?;
         if file.metadata().map_err(fail)?.is_dir() {
-            return Err(fail(std::io::Error::other(
-                "it is a folder, expected a .gguf file",
-            )));
+            return Err(fail(std::io::Error::other("it is a folder, expected a .gguf file")));
         }
         // SAFETY: the mapping is private and only read. Another process that truncates the file meanwhile can still kill us with
         // a signal; `GgufFile::open` documents that.
         let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
         let header = Gguf::parse(&map, &path.display().to_string())?;
-        Ok(Part {
-            path: path.to_owned(),
-            map,
-            header,
-        })
+        Ok(Part { path: path.to_owned(), map, header })
     }
 }
 
 /// Opens the other parts of a split model, in order.
 fn open_parts(path: &Path, opened: Part, keys: &SplitKeys) -> Result<Vec<Part>, GgufError> {
-    let fail = |file: &Path, detail: String| GgufError::Split {
-        file: file.display().to_string(),
-        detail,
-    };
+    let fail = |file: &Path, detail: String| GgufError::Split { file: file.display().to_string(), detail };
     let name = SplitName::parse(path).ok_or_else(|| {
-        let pattern = format!(
-            "NAME-{:05}-of-{:05}.gguf",
-            keys.number.saturating_add(1),
-            keys.count
-        );
+        let pattern = format!("NAME-{:05}-of-{:05}.gguf", keys.number.saturating_add(1), keys.count);
         fail(
             path,
             format!(
@@ -175,10 +143,7 @@ fn open_parts(path: &Path, opened: Part, keys: &SplitKeys) -> Result<Vec<Part>, 
             None => {
                 return Err(fail(
                     &part_path,
-                    format!(
-                        "part {number} of {} is missing; put all parts into one folder",
-                        name.count
-                    ),
+                    format!("part {number} of {} is missing; put all parts into one folder", name.count),
                 ));
             }
         };
@@ -193,10 +158,9 @@ fn open_parts(path: &Path, opened: Part, keys: &SplitKeys) -> Result<Vec<Part>, 
     }
     let found: usize = parts.iter().map(|part| part.header.tensors.len()).sum();
     match keys.tensors {
-        Some(expected) if expected != found as u64 => Err(fail(
-            path,
-            format!("its parts hold {found} tensors, but \"split.tensors.count\" says {expected}"),
-        )),
+        Some(expected) if expected != found as u64 => {
+            Err(fail(path, format!("its parts hold {found} tensors, but \"split.tensors.count\" says {expected}")))
+        }
         _ => Ok(parts),
     }
 }

@@ -18,10 +18,7 @@ pub struct Metadata {
 
 impl Metadata {
     pub(super) fn new(file: &str) -> Self {
-        Metadata {
-            file: file.to_owned(),
-            ..Metadata::default()
-        }
+        Metadata { file: file.to_owned(), ..Metadata::default() }
     }
 
     /// Adds a key; an error if it is there already.
@@ -40,9 +37,7 @@ impl Metadata {
 
     /// All keys and values in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
-        self.entries
-            .iter()
-            .map(|(key, value)| (key.as_str(), value))
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// Number of keys.
@@ -67,14 +62,8 @@ impl Metadata {
 
     /// The error for a key whose value is not what it must be; `expected` completes "expected …".
     pub fn unexpected(&self, key: &str, expected: &str) -> GgufError {
-        let found = self
-            .get(key)
-            .map_or_else(|| "nothing".to_owned(), Value::describe);
-        key_error(
-            &self.file,
-            key,
-            format!("holds {found}; expected {expected}"),
-        )
+        let found = self.get(key).map_or_else(|| "nothing".to_owned(), Value::describe);
+        key_error(&self.file, key, format!("holds {found}; expected {expected}"))
     }
 
     /// Applies `convert` to the value of `key`, if there is one; `None` from it is an error.
@@ -87,23 +76,17 @@ impl Metadata {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        convert(value)
-            .map(Some)
-            .ok_or_else(|| self.unexpected(key, expected))
+        convert(value).map(Some).ok_or_else(|| self.unexpected(key, expected))
     }
 
     /// An integer of any stored width that fits 32 bits without sign.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
-        self.typed(key, "an integer from 0 to 4294967295", |v| {
-            v.as_integer()?.try_into().ok()
-        })
+        self.typed(key, "an integer from 0 to 4294967295", |v| v.as_integer()?.try_into().ok())
     }
 
     /// An integer of any stored width that fits 64 bits without sign.
     pub fn u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
-        self.typed(key, "an integer that is not negative", |v| {
-            v.as_integer()?.try_into().ok()
-        })
+        self.typed(key, "an integer that is not negative", |v| v.as_integer()?.try_into().ok())
     }
 
     /// A finite number.
@@ -153,29 +136,17 @@ impl Metadata {
     /// An array of integers of any stored width that fit 32 bits with sign.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
         self.typed(key, "an array of 32-bit integers", |v| match v {
-            Value::Array(a) => a
-                .integers()?
-                .into_iter()
-                .map(|x| x.try_into().ok())
-                .collect(),
+            Value::Array(a) => a.integers()?.into_iter().map(|x| x.try_into().ok()).collect(),
             _ => None,
         })
     }
 
     /// An array of integers of any stored width that fit 32 bits without sign.
     pub fn u32s(&self, key: &str) -> Result<Option<Vec<u32>>, GgufError> {
-        self.typed(
-            key,
-            "an array of integers that are not negative",
-            |v| match v {
-                Value::Array(a) => a
-                    .integers()?
-                    .into_iter()
-                    .map(|x| x.try_into().ok())
-                    .collect(),
-                _ => None,
-            },
-        )
+        self.typed(key, "an array of integers that are not negative", |v| match v {
+            Value::Array(a) => a.integers()?.into_iter().map(|x| x.try_into().ok()).collect(),
+            _ => None,
+        })
     }
 
     /// An array of bools, also if stored as integers 0 and 1.
@@ -190,10 +161,9 @@ impl Metadata {
     /// (blocks behind the trunk have entries too); fewer are an error.
     pub fn per_layer_u32(&self, key: &str, layers: usize) -> Result<Option<Vec<u32>>, GgufError> {
         match self.get(key) {
-            Some(Value::Array(a)) if a.len() < layers => Err(self.unexpected(
-                key,
-                &format!("one integer, or one for each of the {layers} layers"),
-            )),
+            Some(Value::Array(a)) if a.len() < layers => {
+                Err(self.unexpected(key, &format!("one integer, or one for each of the {layers} layers")))
+            }
             Some(Value::Array(_)) => Ok(self.u32s(key)?.map(|mut values| {
                 values.truncate(layers);
                 values

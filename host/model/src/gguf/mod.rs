@@ -14,10 +14,10 @@
 mod cursor;
 mod error;
 mod file;
-mod ggml_type;
 mod header;
 mod metadata;
 mod split;
+mod tensor_type;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -25,9 +25,9 @@ pub mod write;
 
 pub use error::GgufError;
 pub use file::{GgufFile, TensorData};
-pub use ggml_type::GgmlType;
 pub use header::{Gguf, TensorInfo};
 pub use metadata::Metadata;
+pub use tensor_type::TensorType;
 pub use value::{Array, Value, ValueType};
 
 /// `general.alignment` when the key is absent.

@@ -24,11 +24,7 @@ impl SplitName {
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (prefix, number) = rest.rsplit_once('-')?;
         let (number, count) = (five_digits(number)?, five_digits(count)?);
-        (1..=count).contains(&number).then(|| SplitName {
-            prefix: path.with_file_name(prefix),
-            number,
-            count,
-        })
+        (1..=count).contains(&number).then(|| SplitName { prefix: path.with_file_name(prefix), number, count })
     }
 
     /// Path of part `number`, from 1.
@@ -57,9 +53,7 @@ impl SplitKeys {
         match meta.u32("split.count")? {
             None | Some(0 | 1) => Ok(None),
             Some(count) => Ok(Some(SplitKeys {
-                number: meta
-                    .u32("split.no")?
-                    .ok_or_else(|| meta.missing("split.no", "the number of this part"))?,
+                number: meta.u32("split.no")?.ok_or_else(|| meta.missing("split.no", "the number of this part"))?,
                 count,
                 tensors: meta.u64("split.tensors.count")?,
             })),
@@ -70,20 +64,12 @@ impl SplitKeys {
 /// Checks that `part`, found under the name of part `number` (from 1) of `count`, says the same of itself.
 pub(super) fn check_part(part: &Gguf, number: u32, count: u32) -> Result<SplitKeys, GgufError> {
     let file = part.metadata.file();
-    let fail = |detail: String| GgufError::Split {
-        file: file.to_owned(),
-        detail,
-    };
+    let fail = |detail: String| GgufError::Split { file: file.to_owned(), detail };
     let keys = SplitKeys::read(part)?.ok_or_else(|| {
-        fail(format!(
-            "it is named as part {number} of {count}, but has no key \"split.count\" that says so"
-        ))
+        fail(format!("it is named as part {number} of {count}, but has no key \"split.count\" that says so"))
     })?;
     if keys.count != count {
-        return Err(fail(format!(
-            "its key \"split.count\" says {} parts, its name says {count}",
-            keys.count
-        )));
+        return Err(fail(format!("its key \"split.count\" says {} parts, its name says {count}", keys.count)));
     }
     if keys.number != number - 1 {
         return Err(fail(format!(

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use opencoti_compute::quant::WeightType;
 use proptest::prelude::*;
 
 use super::write::GgufWriter;
-use super::{Array, GgmlType, Gguf, GgufError, GgufFile, Value};
+use super::{Array, Gguf, GgufError, GgufFile, TensorType, Value};
 
 /// A small file with every value type, nested arrays and two tensors.
 fn sample() -> GgufWriter {
@@ -22,21 +23,15 @@ fn sample() -> GgufWriter {
         .key("a.u64", Value::U64(1 << 40))
         .key("a.i64", Value::I64(-(1 << 40)))
         .key("a.f64", Value::F64(0.1))
-        .key(
-            "a.words",
-            Value::Array(Array::Str(vec!["one".into(), String::new(), "drüi".into()])),
-        )
+        .key("a.words", Value::Array(Array::Str(vec!["one".into(), String::new(), "drüi".into()])))
         .key("a.layers", Value::Array(Array::I32(vec![4, 4, 2])))
         .key("a.flags", Value::Array(Array::Bool(vec![true, false])))
         .key(
             "a.nested",
-            Value::Array(Array::Array(vec![
-                Array::U16(vec![1, 2]),
-                Array::Array(vec![Array::F64(vec![])]),
-            ])),
+            Value::Array(Array::Array(vec![Array::U16(vec![1, 2]), Array::Array(vec![Array::F64(vec![])])])),
         )
         .f32_tensor("norm.weight", &[3, 1], &[1.0, 2.0, 3.0])
-        .tensor("w.weight", &[32, 2], GgmlType::Q8_0, vec![7; 68])
+        .tensor("w.weight", &[32, 2], WeightType::Q8_0.into(), vec![7; 68])
 }
 
 fn parse(bytes: &[u8]) -> Result<Gguf, GgufError> {
@@ -93,16 +88,10 @@ fn every_value_type_survives_a_round_trip() {
         assert_eq!(meta.u64("a.u64").unwrap(), Some(1 << 40));
         assert_eq!(meta.get("a.i64"), Some(&Value::I64(-(1 << 40))));
         assert_eq!(meta.f32("a.f64").unwrap(), Some(0.1));
-        assert_eq!(
-            meta.strings("a.words").unwrap().unwrap(),
-            ["one", "", "drüi"]
-        );
+        assert_eq!(meta.strings("a.words").unwrap().unwrap(), ["one", "", "drüi"]);
         assert_eq!(meta.i32s("a.layers").unwrap(), Some(vec![4, 4, 2]));
         assert_eq!(meta.bools("a.flags").unwrap(), Some(vec![true, false]));
-        let nested = Array::Array(vec![
-            Array::U16(vec![1, 2]),
-            Array::Array(vec![Array::F64(vec![])]),
-        ]);
+        let nested = Array::Array(vec![Array::U16(vec![1, 2]), Array::Array(vec![Array::F64(vec![])])]);
         assert_eq!(meta.get("a.nested"), Some(&Value::Array(nested)));
         assert_eq!(meta.len(), 16);
     }
@@ -113,18 +102,13 @@ fn tensors_are_found_at_their_bytes() {
     let bytes = sample().alignment(64).to_bytes();
     let file = parse(&bytes).expect("valid");
     assert_eq!(file.alignment, 64);
-    let [norm, w] = file.tensors.as_slice() else {
-        panic!("two tensors")
-    };
+    let [norm, w] = file.tensors.as_slice() else { panic!("two tensors") };
     assert_eq!(
         (norm.shape(), norm.dims.as_slice(), norm.ty),
-        ([3].as_slice(), [3, 1].as_slice(), GgmlType::F32)
+        ([3].as_slice(), [3, 1].as_slice(), TensorType::Weight(WeightType::F32))
     );
-    assert_eq!(
-        bytes[norm.range.clone()],
-        [1.0f32, 2.0, 3.0].map(f32::to_le_bytes).concat()
-    );
-    assert_eq!((w.ty, w.elements()), (GgmlType::Q8_0, 64));
+    assert_eq!(bytes[norm.range.clone()], [1.0f32, 2.0, 3.0].map(f32::to_le_bytes).concat());
+    assert_eq!((w.ty, w.elements()), (WeightType::Q8_0.into(), 64));
     assert_eq!(bytes[w.range.clone()], [7; 68]);
     assert_eq!(w.range.start % 64, 0);
 }
@@ -136,33 +120,19 @@ fn getters_take_any_integer_width_and_name_what_they_found() {
     assert_eq!(meta.u32("absent").unwrap(), None);
     assert_eq!(meta.f32("a.u8").unwrap(), Some(200.0));
     let wrong = meta.u32("a.i8").unwrap_err().to_string();
-    assert_eq!(
-        wrong,
-        "m.gguf: key \"a.i8\" holds the i8 -3; expected an integer from 0 to 4294967295"
-    );
+    assert_eq!(wrong, "m.gguf: key \"a.i8\" holds the i8 -3; expected an integer from 0 to 4294967295");
     let wrong = meta.strings("a.layers").unwrap_err().to_string();
-    assert_eq!(
-        wrong,
-        "m.gguf: key \"a.layers\" holds an array of 3 i32; expected an array of strings"
-    );
+    assert_eq!(wrong, "m.gguf: key \"a.layers\" holds an array of 3 i32; expected an array of strings");
 }
 
 #[test]
 fn a_per_layer_field_is_one_value_or_one_for_each_layer() {
     let file = parse(&sample().to_bytes()).expect("valid");
     let meta = &file.metadata;
-    assert_eq!(
-        meta.per_layer_u32("a.layers", 3).unwrap(),
-        Some(vec![4, 4, 2])
-    );
+    assert_eq!(meta.per_layer_u32("a.layers", 3).unwrap(), Some(vec![4, 4, 2]));
     assert_eq!(meta.per_layer_u32("a.layers", 2).unwrap(), Some(vec![4, 4]));
     assert_eq!(meta.per_layer_u32("a.u8", 2).unwrap(), Some(vec![200, 200]));
-    assert!(
-        meta.per_layer_u32("a.layers", 4)
-            .unwrap_err()
-            .to_string()
-            .contains("each of the 4 layers")
-    );
+    assert!(meta.per_layer_u32("a.layers", 4).unwrap_err().to_string().contains("each of the 4 layers"));
 }
 
 #[test]
@@ -172,18 +142,12 @@ fn foreign_formats_are_named() {
         (b"GG", "starts with"),
         (b"tjgg\x01\0\0\0", "GGJT"),
         (b"PK\x03\x04....", "zip archive"),
-        (
-            b"version https://git-lfs.github.com/spec/v1",
-            "git lfs pull",
-        ),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
         (b"\x10\0\0\0\0\0\0\0{\"__metadata__\"", "safetensors"),
         (b"<!DOCTYPE html>", "HTML"),
     ] {
         let message = refusal(bytes);
-        assert!(
-            message.starts_with("m.gguf is not a GGUF file") && message.contains(word),
-            "{message}"
-        );
+        assert!(message.starts_with("m.gguf is not a GGUF file") && message.contains(word), "{message}");
     }
 }
 
@@ -191,15 +155,10 @@ fn foreign_formats_are_named() {
 fn unreadable_versions_are_named() {
     let mut bytes = sample().to_bytes();
     bytes[4..8].copy_from_slice(&3u32.to_be_bytes());
-    assert!(matches!(
-        parse(&bytes),
-        Err(GgufError::BigEndian { version: 3, .. })
-    ));
+    assert!(matches!(parse(&bytes), Err(GgufError::BigEndian { version: 3, .. })));
     for version in [0u32, 1, 4, 77] {
         bytes[4..8].copy_from_slice(&version.to_le_bytes());
-        assert!(
-            matches!(parse(&bytes), Err(GgufError::Version { version: found, .. }) if found == version)
-        );
+        assert!(matches!(parse(&bytes), Err(GgufError::Version { version: found, .. }) if found == version));
     }
 }
 
@@ -207,11 +166,7 @@ fn unreadable_versions_are_named() {
 fn every_truncation_of_a_valid_file_is_refused() {
     let bytes = sample().to_bytes();
     for len in 0..bytes.len() {
-        assert!(
-            parse(&bytes[..len]).is_err(),
-            "cut to {len} of {}",
-            bytes.len()
-        );
+        assert!(parse(&bytes[..len]).is_err(), "cut to {len} of {}", bytes.len());
     }
 }
 
@@ -230,10 +185,7 @@ fn counts_beyond_the_file_are_refused_before_memory_is_reserved() {
             value.extend(element_type.to_le_bytes());
             value.extend(count.to_le_bytes());
             let message = refusal(&with_raw_value(&value));
-            assert!(
-                message.contains("truncated: the value of key \"key\""),
-                "{message}"
-            );
+            assert!(message.contains("truncated: the value of key \"key\""), "{message}");
         }
     }
 }
@@ -250,10 +202,7 @@ fn strange_values_are_refused_by_key() {
         (raw(8, &bad_string), "not valid UTF-8"),
     ] {
         let message = refusal(&with_raw_value(&value));
-        assert!(
-            message.contains("\"key\"") && message.contains(word),
-            "{message}"
-        );
+        assert!(message.contains("\"key\"") && message.contains(word), "{message}");
     }
 }
 
@@ -268,19 +217,14 @@ fn bottomless_nesting_is_refused() {
 fn names_that_occur_twice_are_refused() {
     let twice = GgufWriter::new().str("k", "a").str("k", "b").to_bytes();
     assert_eq!(refusal(&twice), "m.gguf: key \"k\" occurs twice");
-    let twice = GgufWriter::new()
-        .f32_tensor("t", &[1], &[0.0])
-        .f32_tensor("t", &[1], &[0.0])
-        .to_bytes();
+    let twice = GgufWriter::new().f32_tensor("t", &[1], &[0.0]).f32_tensor("t", &[1], &[0.0]).to_bytes();
     assert_eq!(refusal(&twice), "m.gguf: tensor \"t\" occurs twice");
 }
 
 #[test]
 fn alignments_that_are_no_power_of_two_are_refused() {
     for alignment in [0, 3, 48] {
-        let bytes = GgufWriter::new()
-            .key("general.alignment", Value::U32(alignment))
-            .to_bytes();
+        let bytes = GgufWriter::new().key("general.alignment", Value::U32(alignment)).to_bytes();
         assert!(refusal(&bytes).contains("expected a power of two"));
     }
     let bytes = GgufWriter::new().str("general.alignment", "32").to_bytes();
@@ -297,12 +241,7 @@ fn impossible_tensors_are_refused_by_name() {
         (&[1 << 32, 1 << 32], 0, 0, "overflows"),
         (&[1 << 62], 0, 0, "overflows"),
         (&[48], 8, 0, "not a multiple of the 32 in a block of Q8_0"),
-        (
-            &[100],
-            12,
-            0,
-            "not a multiple of the 256 in a block of Q4_K",
-        ),
+        (&[100], 12, 0, "not a multiple of the 256 in a block of Q4_K"),
         (&[4], 4, 0, "removed type"),
         (&[4], 9, 0, "intermediate results"),
         (&[4], 31, 0, "repacked"),
@@ -313,28 +252,19 @@ fn impossible_tensors_are_refused_by_name() {
         (&[1000], 0, 0, "truncated or damaged"),
     ] {
         let message = refusal(&with_raw_tensor(dims, type_id, offset, 64));
-        assert!(
-            message.contains("tensor \"t\"") && message.contains(word),
-            "{message}"
-        );
+        assert!(message.contains("tensor \"t\"") && message.contains(word), "{message}");
     }
     parse(&with_raw_tensor(&[4], 0, 32, 64)).expect("a sound one passes");
 }
 
 #[test]
 fn overlapping_tensors_are_refused() {
-    let mut bytes = GgufWriter::new()
-        .f32_tensor("a", &[16], &[0.0; 16])
-        .f32_tensor("b", &[16], &[0.0; 16])
-        .to_bytes();
+    let mut bytes = GgufWriter::new().f32_tensor("a", &[16], &[0.0; 16]).f32_tensor("b", &[16], &[0.0; 16]).to_bytes();
     // The offset of "b" is the last field before the padding; header: 24, two infos of 33 bytes.
     let at = 24 + 2 * 33 - 8;
     assert_eq!(bytes[at], 64);
     bytes[at] = 32;
-    assert_eq!(
-        refusal(&bytes),
-        "m.gguf: tensor \"b\" overlaps with tensor \"a\""
-    );
+    assert_eq!(refusal(&bytes), "m.gguf: tensor \"b\" overlaps with tensor \"a\"");
 }
 
 /// The parts of a model of two tensors, as they would lie in a folder.
@@ -367,10 +297,7 @@ fn a_split_model_opens_from_any_of_its_parts() {
     for number in [1, 2] {
         let file = GgufFile::open(&part_path(&dir, number)).expect("opens");
         assert_eq!(file.metadata().str("which").unwrap(), Some("first"));
-        assert_eq!(
-            file.tensors().map(|t| t.name.as_str()).collect::<Vec<_>>(),
-            ["t0", "t1"]
-        );
+        assert_eq!(file.tensors().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["t0", "t1"]);
         let t1 = file.tensor("t1").expect("in the second part");
         drop(file);
         assert_eq!(t1.bytes(), [1.0f32, 5.0].map(f32::to_le_bytes).concat());
@@ -382,10 +309,7 @@ fn a_missing_part_is_named() {
     let dir = write_parts(&two_parts());
     std::fs::remove_file(part_path(&dir, 2)).unwrap();
     let message = GgufFile::open(&part_path(&dir, 1)).unwrap_err().to_string();
-    assert!(
-        message.contains("m-00002-of-00002.gguf: part 2 of 2 is missing"),
-        "{message}"
-    );
+    assert!(message.contains("m-00002-of-00002.gguf: part 2 of 2 is missing"), "{message}");
 }
 
 #[test]
@@ -400,16 +324,10 @@ fn parts_that_do_not_belong_together_are_refused() {
     };
     for (other, word) in [
         (with(0, 2, 2, "t1"), "\"split.no\" says 0, expected 1"),
-        (
-            with(1, 3, 2, "t1"),
-            "\"split.count\" says 3 parts, its name says 2",
-        ),
+        (with(1, 3, 2, "t1"), "\"split.count\" says 3 parts, its name says 2"),
         (with(1, 2, 3, "t1"), "differs from that of the other parts"),
         (with(1, 2, 2, "t0"), "is also in part"),
-        (
-            GgufWriter::new().f32_tensor("t1", &[1], &[0.0]),
-            "no key \"split.count\"",
-        ),
+        (GgufWriter::new().f32_tensor("t1", &[1], &[0.0]), "no key \"split.count\""),
     ] {
         let dir = write_parts(&[first.clone(), other]);
         let message = GgufFile::open(&part_path(&dir, 1)).unwrap_err().to_string();
@@ -417,43 +335,22 @@ fn parts_that_do_not_belong_together_are_refused() {
     }
     let dir = write_parts(&[with(0, 2, 3, "t0"), with(1, 2, 3, "t1")]);
     let message = GgufFile::open(&part_path(&dir, 2)).unwrap_err().to_string();
-    assert!(
-        message.contains("hold 2 tensors, but \"split.tensors.count\" says 3"),
-        "{message}"
-    );
+    assert!(message.contains("hold 2 tensors, but \"split.tensors.count\" says 3"), "{message}");
     let lone = dir.path().join("renamed.gguf");
     second.write_to(&lone).unwrap();
     let message = GgufFile::open(&lone).unwrap_err().to_string();
-    assert!(
-        message.contains("not named NAME-00002-of-00002.gguf"),
-        "{message}"
-    );
+    assert!(message.contains("not named NAME-00002-of-00002.gguf"), "{message}");
 }
 
 #[test]
 fn a_folder_and_a_missing_file_are_refused_by_path() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(
-        GgufFile::open(dir.path())
-            .unwrap_err()
-            .to_string()
-            .contains("it is a folder")
-    );
+    assert!(GgufFile::open(dir.path()).unwrap_err().to_string().contains("it is a folder"));
     let missing = dir.path().join("none.gguf");
-    assert!(
-        GgufFile::open(&missing)
-            .unwrap_err()
-            .to_string()
-            .contains("none.gguf")
-    );
+    assert!(GgufFile::open(&missing).unwrap_err().to_string().contains("none.gguf"));
     let empty = dir.path().join("empty.gguf");
     std::fs::write(&empty, b"").unwrap();
-    assert!(
-        GgufFile::open(&empty)
-            .unwrap_err()
-            .to_string()
-            .contains("it is empty")
-    );
+    assert!(GgufFile::open(&empty).unwrap_err().to_string().contains("it is empty"));
 }
 
 /// What holds of every accepted file: its tensors are exact, disjoint pieces of it.
@@ -461,16 +358,9 @@ fn check_accepted(file: &Gguf, len: usize) {
     let mut ranges: Vec<_> = file.tensors.iter().map(|t| t.range.clone()).collect();
     ranges.sort_by_key(|r| r.start);
     assert!(ranges.windows(2).all(|w| w[0].end <= w[1].start));
-    assert!(
-        ranges
-            .iter()
-            .all(|r| r.end <= len && r.start % file.alignment == 0)
-    );
+    assert!(ranges.iter().all(|r| r.end <= len && r.start % file.alignment == 0));
     for tensor in &file.tensors {
-        assert_eq!(
-            tensor.range.len() * tensor.ty.block_elems(),
-            tensor.elements() * tensor.ty.block_bytes()
-        );
+        assert_eq!(tensor.range.len() * tensor.ty.block_elems(), tensor.elements() * tensor.ty.block_bytes());
     }
 }
 

@@ -31,11 +31,7 @@ impl ValueType {
     /// The type with this number.
     pub fn from_id(id: u32) -> Option<ValueType> {
         use ValueType::*;
-        [
-            U8, I8, U16, I16, U32, I32, F32, Bool, Str, Array, U64, I64, F64,
-        ]
-        .into_iter()
-        .find(|&ty| ty as u32 == id)
+        [U8, I8, U16, I16, U32, I32, F32, Bool, Str, Array, U64, I64, F64].into_iter().find(|&ty| ty as u32 == id)
     }
 
     /// Name as error messages write it.
@@ -141,11 +137,7 @@ impl Value {
             Value::F32(v) => format!("the f32 {v}"),
             Value::F64(v) => format!("the f64 {v}"),
             Value::Bool(v) => format!("the bool {v}"),
-            other => format!(
-                "the {} {}",
-                other.value_type().name(),
-                other.as_integer().unwrap_or_default()
-            ),
+            other => format!("the {} {}", other.value_type().name(), other.as_integer().unwrap_or_default()),
         }
     }
 
@@ -236,18 +228,9 @@ impl Array {
         })
     }
 
-    fn read(
-        cursor: &mut Cursor<'_>,
-        key: &str,
-        what: &str,
-        depth: usize,
-    ) -> Result<Array, GgufError> {
+    fn read(cursor: &mut Cursor<'_>, key: &str, what: &str, depth: usize) -> Result<Array, GgufError> {
         if depth > MAX_NESTING {
-            return Err(key_error(
-                cursor.file(),
-                key,
-                format!("nests arrays more than {MAX_NESTING} deep"),
-            ));
+            return Err(key_error(cursor.file(), key, format!("nests arrays more than {MAX_NESTING} deep")));
         }
         let ty = read_type(cursor, key, &what)?;
         let count = cursor.u64(&what)?;
@@ -264,12 +247,7 @@ impl Array {
             ValueType::F64 => Array::F64(scalars(cursor, count, what)?),
             ValueType::Bool => {
                 let bytes: Vec<u8> = scalars(cursor, count, what)?;
-                Array::Bool(
-                    bytes
-                        .into_iter()
-                        .map(|b| as_bool(b, cursor.file(), key))
-                        .collect::<Result<_, _>>()?,
-                )
+                Array::Bool(bytes.into_iter().map(|b| as_bool(b, cursor.file(), key)).collect::<Result<_, _>>()?)
             }
             ValueType::Str => Array::Str(strings(cursor, count, key, what)?),
             ValueType::Array => {
@@ -284,12 +262,7 @@ impl Array {
     }
 }
 
-fn strings(
-    cursor: &mut Cursor<'_>,
-    count: u64,
-    key: &str,
-    what: &str,
-) -> Result<Vec<String>, GgufError> {
+fn strings(cursor: &mut Cursor<'_>, count: u64, key: &str, what: &str) -> Result<Vec<String>, GgufError> {
     // A string takes at least its length.
     let count = cursor.check_count(count, 8, &what)?;
     let mut out = Vec::with_capacity(count);
@@ -300,18 +273,10 @@ fn strings(
     Ok(out)
 }
 
-fn read_type(
-    cursor: &mut Cursor<'_>,
-    key: &str,
-    what: &dyn Display,
-) -> Result<ValueType, GgufError> {
+fn read_type(cursor: &mut Cursor<'_>, key: &str, what: &dyn Display) -> Result<ValueType, GgufError> {
     let id = cursor.u32(what)?;
     ValueType::from_id(id).ok_or_else(|| {
-        key_error(
-            cursor.file(),
-            key,
-            format!("has the unknown value type {id}; types 0 to 12 are known"),
-        )
+        key_error(cursor.file(), key, format!("has the unknown value type {id}; types 0 to 12 are known"))
     })
 }
 
@@ -339,11 +304,7 @@ fn scalar<T: Scalar>(cursor: &mut Cursor<'_>, what: &dyn Display) -> Result<T, G
     cursor.take(T::BYTES as u64, what).map(T::from_le)
 }
 
-fn scalars<T: Scalar>(
-    cursor: &mut Cursor<'_>,
-    count: u64,
-    what: &str,
-) -> Result<Vec<T>, GgufError> {
+fn scalars<T: Scalar>(cursor: &mut Cursor<'_>, count: u64, what: &str) -> Result<Vec<T>, GgufError> {
     let count = cursor.check_count(count, T::BYTES, &what)?;
     let bytes = cursor.take((count * T::BYTES) as u64, &what)?;
     Ok(bytes.chunks_exact(T::BYTES).map(T::from_le).collect())
@@ -353,11 +314,7 @@ fn as_bool(byte: u8, file: &str, key: &str) -> Result<bool, GgufError> {
     match byte {
         0 => Ok(false),
         1 => Ok(true),
-        other => Err(key_error(
-            file,
-            key,
-            format!("has a bool of value {other}; expected 0 or 1"),
-        )),
+        other => Err(key_error(file, key, format!("has a bool of value {other}; expected 0 or 1"))),
     }
 }
 
@@ -365,22 +322,12 @@ fn utf8(bytes: &[u8], file: &str, key: &str, index: Option<usize>) -> Result<Str
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.to_owned()),
         Err(e) => {
-            let whose = index
-                .map(|i| format!(" in element {i}"))
-                .unwrap_or_default();
-            Err(key_error(
-                file,
-                key,
-                format!("is not valid UTF-8{whose}: bad byte at {}", e.valid_up_to()),
-            ))
+            let whose = index.map(|i| format!(" in element {i}")).unwrap_or_default();
+            Err(key_error(file, key, format!("is not valid UTF-8{whose}: bad byte at {}", e.valid_up_to())))
         }
     }
 }
 
 pub(super) fn key_error(file: &str, key: &str, detail: String) -> GgufError {
-    GgufError::Key {
-        file: file.to_owned(),
-        key: key.to_owned(),
-        detail,
-    }
+    GgufError::Key { file: file.to_owned(), key: key.to_owned(), detail }
 }

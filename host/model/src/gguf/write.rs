@@ -1,6 +1,8 @@
 //! A writer of GGUF files, for tests and for made-up models. The whole file is built in memory.
 
-use super::{Array, DEFAULT_ALIGNMENT, GgmlType, Value};
+use opencoti_compute::quant::WeightType;
+
+use super::{Array, DEFAULT_ALIGNMENT, TensorType, Value};
 
 /// Collects keys and tensors; [`GgufWriter::to_bytes`] lays them out.
 #[derive(Clone, Debug)]
@@ -8,17 +10,12 @@ pub struct GgufWriter {
     version: u32,
     alignment: usize,
     keys: Vec<(String, Value)>,
-    tensors: Vec<(String, Vec<usize>, GgmlType, Vec<u8>)>,
+    tensors: Vec<(String, Vec<usize>, TensorType, Vec<u8>)>,
 }
 
 impl Default for GgufWriter {
     fn default() -> Self {
-        GgufWriter {
-            version: 3,
-            alignment: DEFAULT_ALIGNMENT,
-            keys: Vec::new(),
-            tensors: Vec::new(),
-        }
+        GgufWriter { version: 3, alignment: DEFAULT_ALIGNMENT, keys: Vec::new(), tensors: Vec::new() }
     }
 }
 
@@ -52,20 +49,14 @@ impl GgufWriter {
     }
 
     /// Adds a tensor; `dims` with the fastest first, `bytes` as they shall lie in the file.
-    pub fn tensor(mut self, name: &str, dims: &[usize], ty: GgmlType, bytes: Vec<u8>) -> Self {
-        self.tensors
-            .push((name.to_owned(), dims.to_vec(), ty, bytes));
+    pub fn tensor(mut self, name: &str, dims: &[usize], ty: TensorType, bytes: Vec<u8>) -> Self {
+        self.tensors.push((name.to_owned(), dims.to_vec(), ty, bytes));
         self
     }
 
     /// Adds a tensor of f32 values.
     pub fn f32_tensor(self, name: &str, dims: &[usize], values: &[f32]) -> Self {
-        self.tensor(
-            name,
-            dims,
-            GgmlType::F32,
-            values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        )
+        self.tensor(name, dims, WeightType::F32.into(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
     /// The file. Tensor data is laid out in the order of [`GgufWriter::tensor`] calls.
@@ -82,8 +73,7 @@ impl GgufWriter {
         for (name, dims, ty, bytes) in &self.tensors {
             put_str(&mut out, name);
             out.extend((dims.len() as u32).to_le_bytes());
-            dims.iter()
-                .for_each(|&d| out.extend((d as u64).to_le_bytes()));
+            dims.iter().for_each(|&d| out.extend((d as u64).to_le_bytes()));
             out.extend(ty.id().to_le_bytes());
             out.extend((offset as u64).to_le_bytes());
             offset += bytes.len().next_multiple_of(self.alignment);
