@@ -1,3 +1,7 @@
 //! The CPU executor.
 
+pub mod matmul;
 pub mod pool;
+pub mod rope;
+pub mod simd;
+pub mod vecmath;

@@ -361,7 +361,7 @@ mod tests {
                 for index in 0..count {
                     let share = Worker { index, count, barrier: &barrier.shared.barrier }.share(n, grain);
                     assert_eq!(share.start, next);
-                    assert!(share.end == n || share.end % grain == 0);
+                    assert!(share.end == n || share.end.is_multiple_of(grain));
                     next = share.end;
                 }
                 assert_eq!(next, n);

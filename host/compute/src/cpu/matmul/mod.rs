@@ -1,0 +1,280 @@
+//! `y = x·Wᵀ (+ b)` for weights of any type; quantised weights are never expanded whole.
+//!
+//! Each worker owns a contiguous range of output columns (rows of `W`). It takes them in panels of a few rows that fit
+//! its L2 cache, brings a panel into a form its kernels multiply, and uses it for every activation row.
+//!
+//! Activations stay in f32 for every type ([`matmul_float`]), in decode as in prefill, so a row's result does not
+//! depend on the rows that come with it.
+
+mod float;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::cpu::simd::Isa;
+use crate::quant::{QuantError, WeightType, dequantize_row};
+
+/// A weight matrix as the file stores it: `rows` rows of `cols` values, row after row.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    ty: WeightType,
+    rows: usize,
+    cols: usize,
+    row_bytes: usize,
+    data: &'a [u8],
+}
+
+impl<'a> Matrix<'a> {
+    /// A view of `data`.
+    ///
+    /// # Errors
+    /// When `cols` is no whole number of the type's blocks, or `data` has another size.
+    pub fn new(ty: WeightType, rows: usize, cols: usize, data: &'a [u8]) -> Result<Self, QuantError> {
+        let row_bytes = ty.row_bytes(cols)?;
+        let too_large = QuantError::TooLarge { ty: ty.name(), len: cols };
+        let expected = row_bytes.checked_mul(rows).ok_or(too_large)?;
+        if data.len() != expected {
+            return Err(QuantError::ByteLength {
+                ty: ty.name(),
+                len: rows.saturating_mul(cols),
+                expected,
+                found: data.len(),
+            });
+        }
+        Ok(Matrix { ty, rows, cols, row_bytes, data })
+    }
+
+    /// Storage type.
+    pub fn ty(&self) -> WeightType {
+        self.ty
+    }
+
+    /// Rows: width of the output.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: width of the input.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of row `r`.
+    pub fn row(&self, r: usize) -> &'a [u8] {
+        &self.data[r * self.row_bytes..(r + 1) * self.row_bytes]
+    }
+
+    /// Values of row `r` in f32. `dst.len()` must be [`cols`](Self::cols).
+    pub fn dequantize_row(&self, r: usize, dst: &mut [f32]) {
+        dequantize_row(self.ty, self.row(r), dst).expect("the constructor checked the row's length");
+    }
+}
+
+/// Rows of output that several workers fill, each its own columns.
+#[derive(Clone, Copy)]
+pub struct Output<'a> {
+    data: *mut f32,
+    rows: usize,
+    width: usize,
+    bias: Option<&'a [f32]>,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: workers write disjoint columns (the promise of `put`'s callers) and nobody reads before their barrier.
+unsafe impl Send for Output<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// Rows of `width` columns, row after row; `bias` is added to every row and has `width` elements.
+    pub fn new(data: &'a mut [f32], width: usize, bias: Option<&'a [f32]>) -> Self {
+        assert!(width > 0 && data.len().is_multiple_of(width), "an output of {} is not rows of {width}", data.len());
+        assert!(bias.is_none_or(|b| b.len() == width), "a bias has one element a column");
+        Output { rows: data.len() / width, width, bias, data: data.as_mut_ptr(), owner: PhantomData }
+    }
+
+    /// Stores the sums of a tile whose first element is row `t`, column `o`.
+    ///
+    /// # Safety
+    /// No other thread touches these columns.
+    #[inline(always)]
+    unsafe fn put<const R: usize, const T: usize>(&self, sums: [[f32; R]; T], t: usize, o: usize) {
+        assert!(t + T <= self.rows && o + R <= self.width);
+        for (dt, sums) in sums.iter().enumerate() {
+            for (r, &sum) in sums.iter().enumerate() {
+                let bias = self.bias.map_or(0.0, |b| b[o + r]);
+                // SAFETY: inside the output, checked above; the columns are the caller's.
+                unsafe { *self.data.add((t + dt) * self.width + o + r) = sum + bias };
+            }
+        }
+    }
+}
+
+/// What one worker needs besides its registers; grows to its largest panel and stays.
+#[derive(Default)]
+pub struct Scratch {
+    floats: Vec<f32>,
+}
+
+/// Bytes of a dequantised panel: most of a usual L2 cache's half.
+const PANEL_BYTES: usize = 192 << 10;
+
+/// Weight rows in a panel whose unpacked rows take `row_bytes`.
+fn panel_rows(row_bytes: usize) -> usize {
+    (PANEL_BYTES / row_bytes.max(1) / 4 * 4).clamp(4, 32)
+}
+
+/// Product with f32 activations, `x` being rows of `w.cols()`: columns `columns` of `out`.
+///
+/// # Safety
+/// No other thread touches these columns.
+pub unsafe fn matmul_float(
+    isa: Isa,
+    w: &Matrix<'_>,
+    x: &[f32],
+    columns: Range<usize>,
+    out: Output<'_>,
+    scratch: &mut Scratch,
+) {
+    assert!(columns.end <= w.rows && out.width == w.rows && x.len() == out.rows * w.cols, "shapes of a product");
+    let input = float::FloatInput { x, rows: out.rows, cols: w.cols };
+    let step = panel_rows(w.cols * size_of::<f32>());
+    let mut first = columns.start;
+    while first < columns.end {
+        let n = step.min(columns.end - first);
+        let weights = float_panel(w, first, n, scratch);
+        // SAFETY: `float_panel` gives `n` rows; the rest is the caller's promise.
+        unsafe { float::panel(isa, weights, n, input, first, out) };
+        first += n;
+    }
+}
+
+/// Rows `first .. first + n` in f32: in place where they are stored so, else dequantised.
+fn float_panel(w: &Matrix<'_>, first: usize, n: usize, scratch: &mut Scratch) -> *const f32 {
+    if w.ty == WeightType::F32 && cfg!(target_endian = "little") {
+        return w.data[first * w.row_bytes..(first + n) * w.row_bytes].as_ptr().cast();
+    }
+    if scratch.floats.len() < n * w.cols {
+        scratch.floats.resize(n * w.cols, 0.0);
+    }
+    for (r, row) in scratch.floats.chunks_exact_mut(w.cols).take(n).enumerate() {
+        w.dequantize_row(first + r, row);
+    }
+    scratch.floats.as_ptr()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::cpu::pool::Pool;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    /// Random bytes whose values are finite and of ordinary size, of any type.
+    pub(crate) fn random_rows(ty: WeightType, rows: usize, cols: usize, rng: &mut ChaCha8Rng) -> Vec<u8> {
+        let (block, len) = (ty.block_bytes(), ty.block_len());
+        let mut values = vec![0.0; len];
+        let mut data = Vec::new();
+        while data.len() < ty.row_bytes(cols).unwrap() * rows {
+            let bytes: Vec<u8> = (0..block).map(|_| rng.random()).collect();
+            dequantize_row(ty, &bytes, &mut values).unwrap();
+            let peak = values.iter().fold(0.0f32, |a, v| if v.is_finite() { a.max(v.abs()) } else { f32::INFINITY });
+            if peak < 4.0 {
+                data.extend(bytes);
+            }
+        }
+        data
+    }
+
+    pub(crate) fn random_floats(n: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
+        (0..n).map(|_| rng.random_range(-1.0..1.0)).collect()
+    }
+
+    /// `x·Wᵀ + b` in f64, and the sum of the magnitudes of its terms, which scales the error of any f32 sum.
+    fn reference(w: &Matrix<'_>, x: &[f32], bias: &[f32]) -> Vec<(f64, f64)> {
+        let mut row = vec![0.0; w.cols()];
+        let mut out = vec![(0.0, 0.0); x.len() / w.cols() * w.rows()];
+        for o in 0..w.rows() {
+            w.dequantize_row(o, &mut row);
+            for (t, x) in x.chunks(w.cols()).enumerate() {
+                let terms = row.iter().zip(x).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                let (sum, size) = terms.fold((0.0, 0.0), |(s, m), v| (s + v, m + v.abs()));
+                out[t * w.rows() + o] = (sum + f64::from(bias[o]), size);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn float_products_of_every_type_match_f64_on_every_instruction_set() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for ty in WeightType::all() {
+            let cols = if ty.is_float() { 107 } else { 256.max(ty.block_len() * 3) / ty.block_len() * ty.block_len() };
+            let (rows, batch) = (39, 11);
+            let data = random_rows(ty, rows, cols, &mut rng);
+            let w = Matrix::new(ty, rows, cols, &data).unwrap();
+            let (x, bias) = (random_floats(batch * cols, &mut rng), random_floats(rows, &mut rng));
+            let expected = reference(&w, &x, &bias);
+            for isa in Isa::available() {
+                let mut y = vec![f32::NAN; batch * rows];
+                let out = Output::new(&mut y, rows, Some(&bias));
+                // SAFETY: one thread.
+                unsafe { matmul_float(isa, &w, &x, 0..rows, out, &mut Scratch::default()) };
+                for (i, (y, (e, size))) in y.iter().zip(&expected).enumerate() {
+                    assert!((f64::from(*y) - e).abs() <= 1e-6 * size.max(1.0), "{ty} {isa:?} element {i}: {y} {e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_alone_gives_the_bits_it_gives_in_a_batch() {
+        let mut rng = ChaCha8Rng::seed_from_u64(2);
+        let (rows, cols, batch) = (21, 96, 9);
+        let data = random_rows(WeightType::Q5_1, rows, cols, &mut rng);
+        let w = Matrix::new(WeightType::Q5_1, rows, cols, &data).unwrap();
+        let x = random_floats(batch * cols, &mut rng);
+        let isa = Isa::detect();
+        let product = |x: &[f32], columns: Range<usize>, y: &mut [f32]| {
+            // SAFETY: one thread.
+            unsafe { matmul_float(isa, &w, x, columns, Output::new(y, rows, None), &mut Scratch::default()) }
+        };
+        let mut together = vec![0.0; batch * rows];
+        product(&x, 0..rows, &mut together);
+        for t in 0..batch {
+            let mut alone = vec![0.0; rows];
+            product(&x[t * cols..(t + 1) * cols], 0..5, &mut alone);
+            product(&x[t * cols..(t + 1) * cols], 5..rows, &mut alone);
+            assert_eq!(alone, together[t * rows..(t + 1) * rows]);
+        }
+    }
+
+    #[test]
+    fn workers_share_the_columns() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let (rows, cols) = (70, 64);
+        let data = random_rows(WeightType::Q8_0, rows, cols, &mut rng);
+        let w = Matrix::new(WeightType::Q8_0, rows, cols, &data).unwrap();
+        let x = random_floats(4 * cols, &mut rng);
+        let isa = Isa::detect();
+        let run = |workers| {
+            let mut y = vec![f32::NAN; 4 * rows];
+            let out = Output::new(&mut y, rows, None);
+            let product = |worker: crate::cpu::pool::Worker<'_>| {
+                let columns = worker.share(rows, 4);
+                // SAFETY: shares are disjoint.
+                unsafe { matmul_float(isa, &w, &x, columns, out, &mut Scratch::default()) };
+            };
+            Pool::new(workers).unwrap().run(product).unwrap();
+            y
+        };
+        assert_eq!(run(1), run(3));
+    }
+
+    #[test]
+    fn a_matrix_of_the_wrong_size_is_refused() {
+        assert!(Matrix::new(WeightType::Q8_0, 2, 64, &[0; 135]).is_err());
+        assert!(Matrix::new(WeightType::Q8_0, 2, 63, &[0; 136]).is_err());
+        assert!(Matrix::new(WeightType::F32, usize::MAX, 64, &[]).is_err());
+    }
+}
