@@ -1,1 +1,6 @@
-//! To be written.
+//! Scheduler, slots, sampling and constrained decoding.
+
+pub mod constraint;
+pub mod sampling;
+pub mod text;
+pub mod vocab;

@@ -1,0 +1,77 @@
+//! The vocabulary as decoding needs it: the bytes of each token, which tokens are special, which end a generation.
+//!
+//! It is a flat copy of the tokenizer's byte table, so that text, samplers and constraints share one immutable
+//! object and none of them knows how a tokenizer works.
+
+/// Bytes and roles of every token of a model.
+#[derive(Debug, Clone)]
+pub struct Vocab {
+    bytes: Vec<u8>,
+    /// `n_vocab + 1` offsets into `bytes`.
+    offsets: Vec<usize>,
+    special: Vec<bool>,
+    end_of_generation: Vec<u32>,
+}
+
+impl Vocab {
+    /// `tokens` lists the bytes of each token and whether it is special (a control token that stands for no text).
+    /// `end_of_generation` lists the tokens that end an answer, the model's EOS first; ids out of range are dropped.
+    pub fn new(tokens: Vec<(Vec<u8>, bool)>, end_of_generation: &[u32]) -> Self {
+        let mut bytes = Vec::with_capacity(tokens.iter().map(|(text, _)| text.len()).sum());
+        let mut offsets = Vec::with_capacity(tokens.len() + 1);
+        let mut special = Vec::with_capacity(tokens.len());
+        offsets.push(0);
+        for (text, is_special) in &tokens {
+            bytes.extend_from_slice(text);
+            offsets.push(bytes.len());
+            special.push(*is_special);
+        }
+        let end_of_generation = end_of_generation
+            .iter()
+            .copied()
+            .filter(|&id| (id as usize) < tokens.len())
+            .collect();
+        Self {
+            bytes,
+            offsets,
+            special,
+            end_of_generation,
+        }
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.special.len()
+    }
+
+    /// Whether there is no token at all.
+    pub fn is_empty(&self) -> bool {
+        self.special.is_empty()
+    }
+
+    /// Bytes of a token; empty if `id` is out of range.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        match (
+            self.offsets.get(id as usize),
+            self.offsets.get(id as usize + 1),
+        ) {
+            (Some(&start), Some(&end)) => &self.bytes[start..end],
+            _ => &[],
+        }
+    }
+
+    /// Whether a token is special: it steers the model and stands for no text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// Whether a token ends the answer.
+    pub fn is_end_of_generation(&self, id: u32) -> bool {
+        self.end_of_generation.contains(&id)
+    }
+
+    /// All tokens that end an answer, the model's EOS first.
+    pub fn end_of_generation(&self) -> &[u32] {
+        &self.end_of_generation
+    }
+}
