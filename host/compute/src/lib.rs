@@ -8,3 +8,4 @@ pub mod cpu;
 pub mod graph;
 pub mod plan;
 pub mod quant;
+pub mod weights;

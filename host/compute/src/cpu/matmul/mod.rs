@@ -89,8 +89,18 @@ impl<'a> Output<'a> {
     /// Rows of `width` columns, row after row; `bias` is added to every row and has `width` elements.
     pub fn new(data: &'a mut [f32], width: usize, bias: Option<&'a [f32]>) -> Self {
         assert!(width > 0 && data.len().is_multiple_of(width), "an output of {} is not rows of {width}", data.len());
+        let rows = data.len() / width;
+        // SAFETY: the borrow covers the rows for as long as the output lives.
+        unsafe { Output::shared(data.as_mut_ptr(), rows, width, bias) }
+    }
+
+    /// `rows` rows at `data` that other workers write, too.
+    ///
+    /// # Safety
+    /// `data` is valid for `rows * width` elements for as long as the output lives.
+    pub unsafe fn shared(data: *mut f32, rows: usize, width: usize, bias: Option<&'a [f32]>) -> Self {
         assert!(bias.is_none_or(|b| b.len() == width), "a bias has one element a column");
-        Output { rows: data.len() / width, width, bias, data: data.as_mut_ptr(), owner: PhantomData }
+        Output { rows, width, bias, data, owner: PhantomData }
     }
 
     /// Stores the sums of a tile whose first element is row `t`, column `o`.

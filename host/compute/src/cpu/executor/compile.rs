@@ -1,0 +1,368 @@
+//! From a graph to a schedule: which memory each value has, and where workers must meet.
+//!
+//! **Memory.** A value gets a buffer when it is computed and gives it back after its last use, so a model needs a
+//! handful of buffers however many layers it has. An operation never writes a buffer it reads.
+//!
+//! **Barriers.** Workers run the schedule side by side. An operation waits for the others only if it touches memory
+//! that an operation since the last barrier touched in conflict, and even then not if both are cut by the same rows:
+//! what a worker reads, it wrote itself. So a norm follows a sum without waiting, and Q, K and V run as one.
+
+use super::ExecutorError;
+use crate::graph::{Graph, Op, Value};
+
+/// Rows a value has in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// One a token.
+    Tokens,
+    /// One an output.
+    Outputs,
+}
+
+/// One unit of the schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Task {
+    /// Fills the tables of cosines and sines of every rope.
+    Angles,
+    /// An operation of the graph.
+    Op(Op),
+}
+
+/// A task, and whether all workers must have finished what came before.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Stage {
+    pub(super) barrier: bool,
+    pub(super) task: Task,
+}
+
+/// A buffer's size: `width` f32 for each of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BufferSize {
+    pub(super) rows: Rows,
+    pub(super) width: usize,
+}
+
+/// What the executor needs to run a graph.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    pub(super) stages: Vec<Stage>,
+    /// Buffer of each value.
+    pub(super) buffer_of: Vec<usize>,
+    /// Rows of each value.
+    pub(super) rows_of: Vec<Rows>,
+    pub(super) buffers: Vec<BufferSize>,
+}
+
+/// Memory that conflicts can be about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Buffer(usize),
+    Layer(u32),
+    Angles,
+}
+
+/// How workers divide a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// By rows, the same for every task over such rows.
+    Rows(Rows),
+    /// In its own way.
+    Own,
+}
+
+/// What a task touches.
+struct Touch {
+    reads: Vec<Place>,
+    writes: Vec<Place>,
+    cut: Cut,
+}
+
+pub(super) fn compile(graph: &Graph) -> Result<Schedule, ExecutorError> {
+    let rows_of = rows_of_values(graph)?;
+    let (buffer_of, buffers) = assign_buffers(graph, &rows_of);
+    let tasks = std::iter::once(Task::Angles).chain(graph.ops.iter().cloned().map(Task::Op));
+    let mut pending: Vec<Touch> = Vec::new();
+    let mut stages = Vec::new();
+    for task in tasks {
+        let touch = touch(&task, &buffer_of, &rows_of);
+        let barrier = pending.iter().any(|earlier| conflict(earlier, &touch));
+        if barrier {
+            pending.clear();
+        }
+        pending.push(touch);
+        stages.push(Stage { barrier, task });
+    }
+    Ok(Schedule { stages, buffer_of, rows_of, buffers })
+}
+
+/// The values an operation reads.
+pub(super) fn inputs(op: &Op) -> Vec<Value> {
+    match *op {
+        Op::Embed { .. } => vec![],
+        Op::RmsNorm { x, .. }
+        | Op::MatMul { x, .. }
+        | Op::Rope { x, .. }
+        | Op::Scale { x, .. }
+        | Op::SoftCap { x, .. }
+        | Op::SelectOutputs { x, .. }
+        | Op::Columns { x, .. } => vec![x],
+        Op::Append { k, v, .. } => vec![k, v],
+        Op::Attend { q, .. } => vec![q],
+        Op::GatedAct { gate, up, .. } => vec![gate, up],
+        Op::Add { a, b, .. } => vec![a, b],
+    }
+}
+
+/// The value an operation makes.
+pub(super) fn output(op: &Op) -> Option<Value> {
+    match *op {
+        Op::Append { .. } => None,
+        Op::Embed { out, .. }
+        | Op::RmsNorm { out, .. }
+        | Op::MatMul { out, .. }
+        | Op::Rope { out, .. }
+        | Op::Attend { out, .. }
+        | Op::GatedAct { out, .. }
+        | Op::Add { out, .. }
+        | Op::Scale { out, .. }
+        | Op::SoftCap { out, .. }
+        | Op::SelectOutputs { out, .. }
+        | Op::Columns { out, .. } => Some(out),
+    }
+}
+
+/// Decides for every value whether it has a row a token or a row an output, and checks that operations agree.
+fn rows_of_values(graph: &Graph) -> Result<Vec<Rows>, ExecutorError> {
+    let mut rows: Vec<Option<Rows>> = vec![None; graph.widths.len()];
+    let fault = |at: usize, what: &str| ExecutorError::Graph(format!("operation {at} ({:?}) {what}", graph.ops[at]));
+    for (at, op) in graph.ops.iter().enumerate() {
+        let mut found = None;
+        for input in inputs(op) {
+            let Some(Some(rows)) = rows.get(input.0 as usize) else {
+                return Err(fault(at, "reads a value before it is computed"));
+            };
+            if found.is_some_and(|f| f != *rows) {
+                return Err(fault(at, "mixes rows of tokens with rows of outputs"));
+            }
+            found = Some(*rows);
+        }
+        let tokens_only =
+            matches!(op, Op::Rope { .. } | Op::Append { .. } | Op::Attend { .. } | Op::SelectOutputs { .. });
+        if tokens_only && found != Some(Rows::Tokens) {
+            return Err(fault(at, "must come before the output rows are selected"));
+        }
+        let made = if matches!(op, Op::SelectOutputs { .. }) { Rows::Outputs } else { found.unwrap_or(Rows::Tokens) };
+        if let Some(out) = output(op) {
+            match rows.get_mut(out.0 as usize) {
+                Some(slot @ None) => *slot = Some(made),
+                _ => return Err(fault(at, "does not make a new value")),
+            }
+        }
+    }
+    for (name, result) in [("hidden state", graph.hidden), ("logits", graph.logits)] {
+        if let Some(value) = result
+            && rows.get(value.0 as usize) != Some(&Some(Rows::Outputs))
+        {
+            return Err(ExecutorError::Graph(format!("the {name} must be computed from selected output rows")));
+        }
+    }
+    Ok(rows.into_iter().map(|r| r.unwrap_or(Rows::Tokens)).collect())
+}
+
+/// Gives every value a buffer that no value alive at the same time has.
+fn assign_buffers(graph: &Graph, rows_of: &[Rows]) -> (Vec<usize>, Vec<BufferSize>) {
+    let mut last_use = vec![0; graph.widths.len()];
+    for (at, op) in graph.ops.iter().enumerate() {
+        for value in inputs(op).into_iter().chain(output(op)) {
+            last_use[value.0 as usize] = at;
+        }
+    }
+    for result in [graph.hidden, graph.logits].into_iter().flatten() {
+        last_use[result.0 as usize] = graph.ops.len();
+    }
+    let mut buffers: Vec<BufferSize> = Vec::new();
+    let mut free: Vec<usize> = Vec::new();
+    let mut buffer_of = vec![usize::MAX; graph.widths.len()];
+    for (at, op) in graph.ops.iter().enumerate() {
+        if let Some(out) = output(op) {
+            let size = BufferSize { rows: rows_of[out.0 as usize], width: graph.width(out) };
+            let reusable = free.iter().position(|&b| buffers[b] == size);
+            buffer_of[out.0 as usize] = match reusable {
+                Some(i) => free.swap_remove(i),
+                None => {
+                    buffers.push(size);
+                    buffers.len() - 1
+                }
+            };
+        }
+        let mut touched = inputs(op);
+        touched.extend(output(op));
+        touched.sort_by_key(|v| v.0);
+        touched.dedup();
+        for value in touched {
+            if last_use[value.0 as usize] == at {
+                free.push(buffer_of[value.0 as usize]);
+            }
+        }
+    }
+    (buffer_of, buffers)
+}
+
+fn touch(task: &Task, buffer_of: &[usize], rows_of: &[Rows]) -> Touch {
+    let Task::Op(op) = task else {
+        return Touch { reads: vec![], writes: vec![Place::Angles], cut: Cut::Rows(Rows::Tokens) };
+    };
+    let place = |v: Value| Place::Buffer(buffer_of[v.0 as usize]);
+    let mut reads: Vec<Place> = inputs(op).into_iter().map(place).collect();
+    let mut writes: Vec<Place> = output(op).into_iter().map(place).collect();
+    let by_rows = |v: Value| Cut::Rows(rows_of[v.0 as usize]);
+    let cut = match *op {
+        Op::Embed { out, .. }
+        | Op::RmsNorm { out, .. }
+        | Op::GatedAct { out, .. }
+        | Op::Add { out, .. }
+        | Op::Scale { out, .. }
+        | Op::Columns { out, .. } => by_rows(out),
+        Op::Rope { out, .. } => {
+            reads.push(Place::Angles);
+            by_rows(out)
+        }
+        Op::Append { layer, .. } => {
+            writes.push(Place::Layer(layer.0));
+            Cut::Own
+        }
+        Op::Attend { layer, .. } => {
+            reads.extend([Place::Layer(layer.0), Place::Angles]);
+            Cut::Own
+        }
+        Op::MatMul { .. } | Op::SoftCap { .. } | Op::SelectOutputs { .. } => Cut::Own,
+    };
+    Touch { reads, writes, cut }
+}
+
+/// Whether `later` may only start when all workers have finished `earlier`.
+fn conflict(earlier: &Touch, later: &Touch) -> bool {
+    if earlier.cut == later.cut && earlier.cut != Cut::Own {
+        return false;
+    }
+    let meet = |a: &[Place], b: &[Place]| a.iter().any(|p| b.contains(p));
+    meet(&earlier.writes, &later.reads) || meet(&earlier.reads, &later.writes) || meet(&earlier.writes, &later.writes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Activation, GraphBuilder, KvGeometry};
+
+    /// A model of `layers` feed-forward and attention layers without ropes.
+    fn model(layers: usize) -> Graph {
+        let mut b = GraphBuilder::new();
+        let table = b.weight("token_embd.weight", 64, 100);
+        let mut x = b.embed(table, 1.0);
+        for l in 0..layers {
+            let mut weight = |name: &str, cols, rows| b.weight(format!("blk.{l}.{name}"), cols, rows);
+            let (norm, q, k) = (weight("norm", 64, 1), weight("q", 64, 64), weight("k", 64, 32));
+            let (v, o) = (weight("v", 64, 32), weight("o", 64, 64));
+            let (gate, up, down) = (weight("gate", 64, 96), weight("up", 64, 96), weight("down", 96, 64));
+            let layer = b.kv_layer(KvGeometry { n_kv_heads: 1, k_head_dim: 32, v_head_dim: 32, window: None });
+            let a = b.rms_norm(x, norm, 1e-5);
+            let (q, k, v) = (b.matmul(a, q), b.matmul(a, k), b.matmul(a, v));
+            b.append(layer, k, v);
+            let a = b.attend(q, layer, None, 1.0, None);
+            let a = b.matmul(a, o);
+            x = b.add(x, a);
+            let f = b.rms_norm(x, norm, 1e-5);
+            let (g, u) = (b.matmul(f, gate), b.matmul(f, up));
+            let g = b.gated_act(g, u, Activation::Silu);
+            let f = b.matmul(g, down);
+            x = b.add(x, f);
+        }
+        let x = b.select_outputs(x);
+        let logits = b.matmul(x, table);
+        b.finish(x, logits)
+    }
+
+    #[test]
+    fn memory_does_not_grow_with_layers() {
+        let few = compile(&model(2)).unwrap().buffers.len();
+        assert_eq!(compile(&model(9)).unwrap().buffers.len(), few);
+    }
+
+    #[test]
+    fn values_alive_at_the_same_time_have_buffers_of_their_own() {
+        let graph = model(2);
+        let schedule = compile(&graph).unwrap();
+        let mut holder = vec![None; schedule.buffers.len()];
+        for op in &graph.ops {
+            for input in inputs(op) {
+                assert_eq!(holder[schedule.buffer_of[input.0 as usize]], Some(input), "{op:?} reads its own input");
+            }
+            if let Some(out) = output(op) {
+                assert!(
+                    inputs(op).iter().all(|i| schedule.buffer_of[i.0 as usize] != schedule.buffer_of[out.0 as usize])
+                );
+                holder[schedule.buffer_of[out.0 as usize]] = Some(out);
+            }
+        }
+        for result in [graph.hidden.unwrap(), graph.logits.unwrap()] {
+            assert_eq!(holder[schedule.buffer_of[result.0 as usize]], Some(result), "results survive");
+        }
+    }
+
+    #[test]
+    fn independent_products_run_as_one_and_row_work_follows_without_waiting() {
+        let schedule = compile(&model(1)).unwrap();
+        let waits: Vec<(bool, &str)> = schedule
+            .stages
+            .iter()
+            .map(|s| {
+                let name = match &s.task {
+                    Task::Angles => "angles",
+                    Task::Op(Op::Embed { .. }) => "embed",
+                    Task::Op(Op::RmsNorm { .. }) => "norm",
+                    Task::Op(Op::MatMul { .. }) => "matmul",
+                    Task::Op(Op::Append { .. }) => "append",
+                    Task::Op(Op::Attend { .. }) => "attend",
+                    Task::Op(Op::GatedAct { .. }) => "act",
+                    Task::Op(Op::Add { .. }) => "add",
+                    Task::Op(Op::SelectOutputs { .. }) => "select",
+                    Task::Op(_) => "other",
+                };
+                (s.barrier, name)
+            })
+            .collect();
+        let (go, wait) = (false, true);
+        let expected = [
+            (go, "angles"),
+            (go, "embed"),
+            (go, "norm"),
+            (wait, "matmul"),
+            (go, "matmul"),
+            (go, "matmul"),
+            (wait, "append"),
+            (wait, "attend"),
+            (wait, "matmul"),
+            (wait, "add"),
+            (go, "norm"),
+            (wait, "matmul"),
+            (go, "matmul"),
+            (wait, "act"),
+            (wait, "matmul"),
+            (wait, "add"),
+            (wait, "select"),
+            (wait, "matmul"),
+        ];
+        assert_eq!(waits, expected);
+    }
+
+    #[test]
+    fn a_graph_that_mixes_tokens_and_outputs_is_refused() {
+        let mut b = GraphBuilder::new();
+        let table = b.weight("token_embd.weight", 64, 100);
+        let x = b.embed(table, 1.0);
+        let selected = b.select_outputs(x);
+        let sum = b.add(x, selected);
+        let error = compile(&b.finish(sum, sum)).unwrap_err().to_string();
+        assert!(error.contains("mixes rows of tokens with rows of outputs"), "{error}");
+    }
+}

@@ -1,0 +1,335 @@
+//! Runs graphs on the processor.
+//!
+//! A graph is compiled once into a [`compile::Schedule`]: buffers for its values and barriers between its operations.
+//! A step is one [`Pool::run`]: every worker walks the schedule, takes its part of each operation and meets the others
+//! where the schedule says so. Buffers, tables and scratch are allocated when the executor is made (scratch grows to
+//! its final size in the first steps); a step allocates nothing.
+
+mod compile;
+mod run;
+
+use std::sync::{Mutex, PoisonError};
+
+use self::compile::{Rows, Schedule};
+use super::matmul::Scratch;
+use super::pool::{Pool, PoolError, Worker};
+use super::rope::Rotary;
+use super::simd::Isa;
+use crate::graph::{Graph, KvGeometry, Op, WeightId};
+use crate::plan::{PlanError, Step};
+use crate::weights::Weight;
+
+/// Why an executor could not be made or a step not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// The graph contradicts itself.
+    #[error("the model's graph cannot run: {0}")]
+    Graph(String),
+    /// A weight does not have the declared shape.
+    #[error("tensor `{name}` is {rows}x{cols}, but the graph needs {need_rows}x{need_cols}")]
+    WeightShape { name: String, rows: usize, cols: usize, need_rows: usize, need_cols: usize },
+    /// Not one weight for each declaration.
+    #[error("{found} weights were bound to a graph that names {expected}")]
+    WeightCount { found: usize, expected: usize },
+    /// The step is larger than the executor.
+    #[error("a step has {found} {what}, but this executor was made for {limit}")]
+    TooLarge { what: &'static str, found: usize, limit: usize },
+    /// A token beyond the vocabulary.
+    #[error("token {token} of row {row} is outside the model's vocabulary of {vocabulary}")]
+    Token { token: u32, row: usize, vocabulary: usize },
+    /// The plan contradicts itself.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Keys and values could not be written or read.
+    #[error("attention failed: {0}")]
+    Attention(String),
+    /// A worker failed.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// One layer's part of a step.
+#[derive(Clone, Copy)]
+pub struct LayerStep<'a> {
+    /// Instruction set to use.
+    pub isa: Isa,
+    /// The step.
+    pub step: &'a Step,
+    /// Cache group of the layer: its plan is `step.groups[group]`.
+    pub group: usize,
+    /// Place among the group's layers.
+    pub layer: usize,
+    /// Heads and their sizes.
+    pub geometry: KvGeometry,
+}
+
+/// What attention works on: a row a token.
+pub struct Attend<'a> {
+    /// Unrotated queries, `n_heads * k_head_dim` wide.
+    pub q: &'a [f32],
+    /// Query heads.
+    pub n_heads: usize,
+    /// How queries rotate.
+    pub rope: Option<&'a Rotary>,
+    /// Factor on scores.
+    pub scale: f32,
+    /// Cap on scores.
+    pub softcap: Option<f32>,
+    /// The result, `n_heads * v_head_dim` wide, shared by the workers.
+    pub out: *mut f32,
+}
+
+/// Writing and reading the cache; implemented by the attention kernels.
+///
+/// Both functions are called by every worker with the same arguments; a worker does its part and returns, and may
+/// meet the others at the worker's barrier as long as all do.
+pub trait AttentionKernels: Send + Sync {
+    /// Writes keys and values of the step's rows where its plan says.
+    ///
+    /// # Errors
+    /// One sentence, for example that a codec failed.
+    ///
+    /// # Safety
+    /// The step was checked, and its stores are those of the graph.
+    unsafe fn append(&self, worker: Worker<'_>, at: LayerStep<'_>, k: &[f32], v: &[f32]) -> Result<(), String>;
+
+    /// Attention of the step's rows over its segments.
+    ///
+    /// # Errors
+    /// One sentence, for example that a codec failed.
+    ///
+    /// # Safety
+    /// As [`append`](Self::append); `out` has a row for each of the step's, and only the workers of this call touch it.
+    unsafe fn attend(&self, worker: Worker<'_>, at: LayerStep<'_>, attend: &Attend<'_>) -> Result<(), String>;
+}
+
+/// Sizes of an executor.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// Workers, the calling thread included.
+    pub threads: usize,
+    /// Most tokens in a step.
+    pub max_rows: usize,
+    /// Most output rows in a step.
+    pub max_outputs: usize,
+}
+
+/// Results of a step, one row an output in the order asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Outputs<'a> {
+    rows: usize,
+    logits: &'a [f32],
+    hidden: &'a [f32],
+}
+
+impl<'a> Outputs<'a> {
+    /// Output rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Logits of output `i`; empty if the graph has none.
+    pub fn logits(&self, i: usize) -> &'a [f32] {
+        row(self.logits, self.rows, i)
+    }
+
+    /// Hidden state of output `i` after the final norm; empty if the graph names none.
+    pub fn hidden(&self, i: usize) -> &'a [f32] {
+        row(self.hidden, self.rows, i)
+    }
+}
+
+fn row(data: &[f32], rows: usize, i: usize) -> &[f32] {
+    assert!(i < rows, "output {i} of {rows}");
+    let width = data.len() / rows;
+    &data[i * width..(i + 1) * width]
+}
+
+/// A graph with its weights, ready to run steps.
+pub struct Executor {
+    graph: Graph,
+    schedule: Schedule,
+    weights: Vec<Weight>,
+    /// Weights used as vectors (norms, biases), in f32; empty for the others.
+    vectors: Vec<Vec<f32>>,
+    ropes: Vec<Rotary>,
+    /// Cosines and sines of each rope, `n_rot` a row.
+    angles: Vec<Vec<f32>>,
+    buffers: Vec<Vec<f32>>,
+    /// Cache group and place in it of each layer.
+    layers: Vec<(usize, usize)>,
+    /// Layers in each cache group.
+    group_sizes: Vec<usize>,
+    attention: Box<dyn AttentionKernels>,
+    /// One a worker; locked once a step, by its own worker.
+    scratch: Vec<Mutex<Scratch>>,
+    config: Config,
+    isa: Isa,
+    pool: Pool,
+}
+
+impl Executor {
+    /// Binds `weights`, in the order of the graph's declarations.
+    ///
+    /// # Errors
+    /// When shapes do not match, the graph contradicts itself, or threads cannot be started.
+    pub fn new(
+        graph: Graph,
+        weights: Vec<Weight>,
+        attention: Box<dyn AttentionKernels>,
+        config: Config,
+    ) -> Result<Executor, ExecutorError> {
+        check_weights(&graph, &weights)?;
+        let schedule = compile::compile(&graph)?;
+        let vectors = vectors(&graph, &weights);
+        let ropes: Vec<Rotary> = graph
+            .ropes
+            .iter()
+            .map(|r| Rotary::new(r, r.freq_divisors.map(|d| vectors[d.0 as usize].as_slice())))
+            .collect();
+        let count = |rows| if rows == Rows::Tokens { config.max_rows } else { config.max_outputs };
+        let buffers = schedule.buffers.iter().map(|b| vec![0.0; count(b.rows) * b.width]).collect();
+        let angles = ropes.iter().map(|r| vec![0.0; config.max_rows * r.n_rot()]).collect();
+        let groups = graph.cache_groups();
+        let mut layers = vec![(0, 0); graph.kv_layers.len()];
+        for (g, group) in groups.iter().enumerate() {
+            for (place, layer) in group.layers.iter().enumerate() {
+                layers[layer.0 as usize] = (g, place);
+            }
+        }
+        let pool = Pool::new(config.threads)?;
+        Ok(Executor {
+            scratch: (0..pool.workers()).map(|_| Mutex::new(Scratch::default())).collect(),
+            group_sizes: groups.iter().map(|g| g.layers.len()).collect(),
+            isa: Isa::detect(),
+            graph,
+            schedule,
+            weights,
+            vectors,
+            ropes,
+            angles,
+            buffers,
+            layers,
+            attention,
+            config,
+            pool,
+        })
+    }
+
+    /// The graph it runs.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Runs the graph over a step; the results live until the next.
+    ///
+    /// # Errors
+    /// When the step does not fit the executor or contradicts itself (nothing was run then), or when a kernel or a
+    /// codec failed (the rows' keys and values are undefined then).
+    pub fn run(&mut self, step: &Step) -> Result<Outputs<'_>, ExecutorError> {
+        self.check(step)?;
+        if !step.tokens.is_empty() {
+            self.run_checked(step)?;
+        }
+        let rows = step.outputs.len();
+        let result = |value: Option<crate::graph::Value>| match value {
+            Some(v) => &self.buffers[self.schedule.buffer_of[v.0 as usize]][..rows * self.graph.width(v)],
+            None => &[],
+        };
+        Ok(Outputs { rows, logits: result(self.graph.logits), hidden: result(self.graph.hidden) })
+    }
+
+    fn run_checked(&mut self, step: &Step) -> Result<(), ExecutorError> {
+        let run = run::Run {
+            graph: &self.graph,
+            schedule: &self.schedule,
+            weights: &self.weights,
+            vectors: &self.vectors,
+            ropes: &self.ropes,
+            layers: &self.layers,
+            attention: &*self.attention,
+            scratch: &self.scratch,
+            isa: self.isa,
+            step,
+            buffers: run::Memory::of(&mut self.buffers),
+            angles: run::Memory::of(&mut self.angles),
+            failure: Mutex::new(None),
+        };
+        self.pool.run(|worker| run.work(worker))?;
+        match run.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(message) => Err(ExecutorError::Attention(message)),
+            None => Ok(()),
+        }
+    }
+
+    fn check(&self, step: &Step) -> Result<(), ExecutorError> {
+        let fits = |what, found, limit| match found <= limit {
+            true => Ok(()),
+            false => Err(ExecutorError::TooLarge { what, found, limit }),
+        };
+        fits("tokens", step.tokens.len(), self.config.max_rows)?;
+        fits("outputs", step.outputs.len(), self.config.max_outputs)?;
+        step.check(self.group_sizes.len())?;
+        if let Some(&row) = step.outputs.iter().find(|o| **o as usize >= step.tokens.len()) {
+            let (found, limit) = (row.into(), step.tokens.len() as u64);
+            return Err(PlanError::OutOfRange { group: 0, what: "output row", found, limit }.into());
+        }
+        for store in &step.stores {
+            let (found, expected) = (store.layers.len(), self.group_sizes.get(store.group as usize));
+            if expected != Some(&found) {
+                let expected = expected.copied().unwrap_or(0);
+                return Err(PlanError::Count { what: "layers in a store", found, expected }.into());
+            }
+        }
+        let vocabulary = self.vocabulary();
+        match step.tokens.iter().position(|t| *t as usize >= vocabulary) {
+            Some(row) => Err(ExecutorError::Token { token: step.tokens[row], row, vocabulary }),
+            None => Ok(()),
+        }
+    }
+
+    /// Rows of the smallest embedding table.
+    fn vocabulary(&self) -> usize {
+        let tables = self.graph.ops.iter().filter_map(|op| match op {
+            Op::Embed { table, .. } => Some(self.weights[table.0 as usize].rows()),
+            _ => None,
+        });
+        tables.min().unwrap_or(usize::MAX)
+    }
+}
+
+fn check_weights(graph: &Graph, weights: &[Weight]) -> Result<(), ExecutorError> {
+    if weights.len() != graph.weights.len() {
+        return Err(ExecutorError::WeightCount { found: weights.len(), expected: graph.weights.len() });
+    }
+    for (weight, decl) in weights.iter().zip(&graph.weights) {
+        if (weight.rows(), weight.cols()) != (decl.rows, decl.cols) {
+            return Err(ExecutorError::WeightShape {
+                name: decl.name.clone(),
+                rows: weight.rows(),
+                cols: weight.cols(),
+                need_rows: decl.rows,
+                need_cols: decl.cols,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// f32 copies of the small weights that row functions read.
+fn vectors(graph: &Graph, weights: &[Weight]) -> Vec<Vec<f32>> {
+    let mut vectors = vec![Vec::new(); weights.len()];
+    let used = graph.ops.iter().filter_map(|op| match *op {
+        Op::RmsNorm { weight, .. } => weight,
+        Op::MatMul { bias, .. } => bias,
+        _ => None,
+    });
+    let divisors = graph.ropes.iter().filter_map(|r| r.freq_divisors);
+    for WeightId(id) in used.chain(divisors) {
+        vectors[id as usize] = weights[id as usize].to_f32();
+    }
+    vectors
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,306 @@
+//! One worker's walk through a schedule.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::compile::{Rows, Schedule, Task};
+use super::{Attend, AttentionKernels, LayerStep};
+use crate::cpu::matmul::{Output, Scratch, matmul_float};
+use crate::cpu::pool::Worker;
+use crate::cpu::rope::Rotary;
+use crate::cpu::simd::Isa;
+use crate::cpu::vecmath;
+use crate::graph::{Activation, Graph, KvLayerId, Op, RopeId, Value, WeightId};
+use crate::plan::Step;
+use crate::weights::Weight;
+
+/// Buffers as workers see them: who may touch which part when is the schedule's promise.
+pub(super) struct Memory(Vec<(*mut f32, usize)>);
+
+// SAFETY: `range` hands out parts under the promise of its callers that no other worker touches them in conflict.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// The memory of `buffers`, which stays borrowed by the run that this belongs to.
+    pub(super) fn of(buffers: &mut [Vec<f32>]) -> Memory {
+        Memory(buffers.iter_mut().map(|b| (b.as_mut_ptr(), b.len())).collect())
+    }
+
+    /// Elements of buffer `index` to read.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    unsafe fn range(&self, index: usize, range: Range<usize>) -> &[f32] {
+        let (data, len) = self.0[index];
+        assert!(range.start <= range.end && range.end <= len);
+        // SAFETY: inside the buffer; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(data.add(range.start), range.len()) }
+    }
+
+    /// Elements of buffer `index` to write.
+    ///
+    /// # Safety
+    /// Nobody else touches them while the slice lives.
+    #[allow(clippy::mut_from_ref, reason = "the schedule, not the borrow checker, keeps workers apart")]
+    unsafe fn range_mut(&self, index: usize, range: Range<usize>) -> &mut [f32] {
+        let (data, len) = self.0[index];
+        assert!(range.start <= range.end && range.end <= len);
+        // SAFETY: inside the buffer; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(data.add(range.start), range.len()) }
+    }
+}
+
+/// Everything a step's workers share.
+pub(super) struct Run<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) schedule: &'a Schedule,
+    pub(super) weights: &'a [Weight],
+    pub(super) vectors: &'a [Vec<f32>],
+    pub(super) ropes: &'a [Rotary],
+    pub(super) layers: &'a [(usize, usize)],
+    pub(super) attention: &'a dyn AttentionKernels,
+    pub(super) scratch: &'a [Mutex<Scratch>],
+    pub(super) isa: Isa,
+    pub(super) step: &'a Step,
+    pub(super) buffers: Memory,
+    pub(super) angles: Memory,
+    /// The first failure of attention.
+    pub(super) failure: Mutex<Option<String>>,
+}
+
+// A note on safety for the functions below. The schedule places a barrier before any task that touches memory in
+// conflict with an earlier one unless both are cut by the same rows, and never gives a task's output a buffer that it
+// reads. So within a task, a worker is alone with the rows (or columns) that it takes as its share, and what it reads
+// nobody writes.
+impl Run<'_> {
+    /// Walks the schedule as one worker.
+    pub(super) fn work(&self, worker: Worker<'_>) {
+        let mut scratch = self.scratch[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
+        for stage in &self.schedule.stages {
+            if stage.barrier {
+                worker.barrier();
+            }
+            match &stage.task {
+                Task::Angles => self.fill_angles(worker),
+                Task::Op(op) => self.execute(op, worker, &mut scratch),
+            }
+        }
+    }
+
+    fn execute(&self, op: &Op, worker: Worker<'_>, scratch: &mut Scratch) {
+        match *op {
+            Op::Embed { out, table, scale } => self.embed(worker, out, table, scale),
+            Op::RmsNorm { out, x, weight, eps, group } => self.rms_norm(worker, out, x, weight, eps, group),
+            Op::MatMul { out, x, weight, bias } => self.matmul(worker, out, x, weight, bias, scratch),
+            Op::Rope { out, x, head_dim, rope } => self.rope(worker, out, x, head_dim, rope),
+            Op::Append { layer, k, v } => self.append(worker, layer, k, v),
+            Op::Attend { out, q, layer, rope, scale, softcap } => {
+                self.attend(worker, out, q, layer, rope, scale, softcap)
+            }
+            Op::GatedAct { out, gate, up, act } => self.gated_act(worker, out, gate, up, act),
+            Op::Add { out, a, b } => {
+                let rows = self.share(worker, out);
+                // SAFETY: this worker's rows, see above.
+                let (a, b, out) = unsafe { (self.rows(a, &rows), self.rows(b, &rows), self.rows_mut(out, &rows)) };
+                vecmath::add(self.isa, a, b, out);
+            }
+            Op::Scale { out, x, factor } => {
+                let rows = self.share(worker, out);
+                // SAFETY: this worker's rows, see above.
+                let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
+                vecmath::scale(self.isa, x, factor, out);
+            }
+            Op::SoftCap { out, x, cap } => {
+                // Logits are wide and often a single row, so the work is cut by elements.
+                let elements = worker.share(self.count(out) * self.graph.width(out), 64);
+                // SAFETY: this worker's elements, see above.
+                let (x, out) = unsafe {
+                    (
+                        self.buffers.range(self.buffer(x), elements.clone()),
+                        self.buffers.range_mut(self.buffer(out), elements),
+                    )
+                };
+                vecmath::soft_cap(self.isa, x, cap, out);
+            }
+            Op::SelectOutputs { out, x } => {
+                for to in self.share(worker, out) {
+                    let from = self.step.outputs[to] as usize;
+                    // SAFETY: this worker's rows of `out`; nobody writes `x`, see above.
+                    let (x, out) = unsafe { (self.rows(x, &(from..from + 1)), self.rows_mut(out, &(to..to + 1))) };
+                    out.copy_from_slice(x);
+                }
+            }
+            Op::Columns { out, x, start } => {
+                let width = self.graph.width(out);
+                for row in self.share(worker, out) {
+                    // SAFETY: this worker's rows, see above.
+                    let (x, out) = unsafe { (self.rows(x, &(row..row + 1)), self.rows_mut(out, &(row..row + 1))) };
+                    out.copy_from_slice(&x[start..start + width]);
+                }
+            }
+        }
+    }
+
+    fn embed(&self, worker: Worker<'_>, out: Value, table: WeightId, scale: f32) {
+        let table = self.weights[table.0 as usize].matrix();
+        for row in self.share(worker, out) {
+            // SAFETY: this worker's rows, see above.
+            let values = unsafe { self.rows_mut(out, &(row..row + 1)) };
+            table.dequantize_row(self.step.tokens[row] as usize, values);
+            if scale != 1.0 {
+                values.iter_mut().for_each(|v| *v *= scale);
+            }
+        }
+    }
+
+    fn rms_norm(&self, worker: Worker<'_>, out: Value, x: Value, weight: Option<WeightId>, eps: f32, group: usize) {
+        let weight = weight.map(|w| self.vectors[w.0 as usize].as_slice());
+        let rows = self.share(worker, out);
+        // SAFETY: this worker's rows, see above.
+        let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
+        for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+            vecmath::rms_norm(self.isa, x, weight, eps, out);
+        }
+    }
+
+    fn matmul(
+        &self,
+        worker: Worker<'_>,
+        out: Value,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        scratch: &mut Scratch,
+    ) {
+        let w = self.weights[weight.0 as usize].matrix();
+        let bias = bias.map(|b| self.vectors[b.0 as usize].as_slice());
+        let all = 0..self.count(out);
+        let columns = worker.share(w.rows(), 4);
+        // SAFETY: nobody writes `x`; this worker alone touches its columns of `out`, see above.
+        unsafe {
+            let x = self.rows(x, &all);
+            let out = Output::shared(self.pointer(out), all.len(), w.rows(), bias);
+            matmul_float(self.isa, &w, x, columns, out, scratch);
+        }
+    }
+
+    fn fill_angles(&self, worker: Worker<'_>) {
+        let rows = worker.share(self.step.positions.len(), 1);
+        for (i, rope) in self.ropes.iter().enumerate() {
+            for row in rows.clone() {
+                // SAFETY: this worker's rows, see above.
+                let table = unsafe { self.angles.range_mut(i, row * rope.n_rot()..(row + 1) * rope.n_rot()) };
+                rope.angles(self.step.positions[row], table);
+            }
+        }
+    }
+
+    fn rope(&self, worker: Worker<'_>, out: Value, x: Value, head_dim: usize, rope: RopeId) {
+        let (index, rope) = (rope.0 as usize, &self.ropes[rope.0 as usize]);
+        for row in self.share(worker, out) {
+            let one = row..row + 1;
+            // SAFETY: this worker's rows of values and angles, see above.
+            let (x, out) = unsafe { (self.rows(x, &one), self.rows_mut(out, &one)) };
+            // SAFETY: as above.
+            let table = unsafe { self.angles.range(index, row * rope.n_rot()..(row + 1) * rope.n_rot()) };
+            out.copy_from_slice(x);
+            for head in out.chunks_exact_mut(head_dim) {
+                rope.rotate(table, head);
+            }
+        }
+    }
+
+    fn gated_act(&self, worker: Worker<'_>, out: Value, gate: Value, up: Value, act: Activation) {
+        let rows = self.share(worker, out);
+        // SAFETY: this worker's rows, see above.
+        let (gate, up, out) = unsafe { (self.rows(gate, &rows), self.rows(up, &rows), self.rows_mut(out, &rows)) };
+        match act {
+            Activation::Silu => vecmath::gated_silu(self.isa, gate, up, out),
+            Activation::GeluTanh => vecmath::gated_gelu(self.isa, gate, up, out),
+        }
+    }
+
+    fn append(&self, worker: Worker<'_>, layer: KvLayerId, k: Value, v: Value) {
+        let all = 0..self.count(k);
+        // SAFETY: nobody writes `k` and `v`; the executor checked the step before the run.
+        let done = unsafe { self.attention.append(worker, self.layer(layer), self.rows(k, &all), self.rows(v, &all)) };
+        self.keep_failure(done);
+    }
+
+    fn attend(
+        &self,
+        worker: Worker<'_>,
+        out: Value,
+        q: Value,
+        layer: KvLayerId,
+        rope: Option<RopeId>,
+        scale: f32,
+        softcap: Option<f32>,
+    ) {
+        let at = self.layer(layer);
+        let attend = Attend {
+            // SAFETY: nobody writes `q`, see above.
+            q: unsafe { self.rows(q, &(0..self.count(q))) },
+            n_heads: self.graph.width(q) / at.geometry.k_head_dim,
+            rope: rope.map(|r| &self.ropes[r.0 as usize]),
+            scale,
+            softcap,
+            out: self.pointer(out),
+        };
+        // SAFETY: the executor checked the step; only this call's workers touch `out`, see above.
+        let done = unsafe { self.attention.attend(worker, at, &attend) };
+        self.keep_failure(done);
+    }
+
+    fn keep_failure(&self, done: Result<(), String>) {
+        if let Err(message) = done {
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(message);
+        }
+    }
+
+    fn layer(&self, layer: KvLayerId) -> LayerStep<'_> {
+        let (group, place) = self.layers[layer.0 as usize];
+        let geometry = self.graph.kv_layers[layer.0 as usize];
+        LayerStep { isa: self.isa, step: self.step, group, layer: place, geometry }
+    }
+
+    /// Rows that `value` has in this step.
+    fn count(&self, value: Value) -> usize {
+        match self.schedule.rows_of[value.0 as usize] {
+            Rows::Tokens => self.step.tokens.len(),
+            Rows::Outputs => self.step.outputs.len(),
+        }
+    }
+
+    /// The rows of `value` that are this worker's.
+    fn share(&self, worker: Worker<'_>, value: Value) -> Range<usize> {
+        worker.share(self.count(value), 1)
+    }
+
+    fn buffer(&self, value: Value) -> usize {
+        self.schedule.buffer_of[value.0 as usize]
+    }
+
+    fn pointer(&self, value: Value) -> *mut f32 {
+        self.buffers.0[self.buffer(value)].0
+    }
+
+    /// # Safety
+    /// See [`Memory::range`].
+    unsafe fn rows(&self, value: Value, rows: &Range<usize>) -> &[f32] {
+        let width = self.graph.width(value);
+        // SAFETY: the caller's promise.
+        unsafe { self.buffers.range(self.buffer(value), rows.start * width..rows.end * width) }
+    }
+
+    /// # Safety
+    /// See [`Memory::range_mut`].
+    #[allow(clippy::mut_from_ref, reason = "the schedule, not the borrow checker, keeps workers apart")]
+    unsafe fn rows_mut(&self, value: Value, rows: &Range<usize>) -> &mut [f32] {
+        let width = self.graph.width(value);
+        // SAFETY: the caller's promise.
+        unsafe { self.buffers.range_mut(self.buffer(value), rows.start * width..rows.end * width) }
+    }
+}

@@ -1,0 +1,227 @@
+//! Whole graphs against a plain f64 forward pass.
+
+use std::sync::Arc;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+use crate::cpu::matmul::tests::{random_floats, random_rows};
+use crate::graph::{Activation, GraphBuilder, Rope, RopePairing, RopeScaling, Value};
+use crate::quant::WeightType;
+
+/// For graphs without attention.
+struct NoAttention;
+
+impl AttentionKernels for NoAttention {
+    unsafe fn append(&self, _: Worker<'_>, _: LayerStep<'_>, _: &[f32], _: &[f32]) -> Result<(), String> {
+        Err("this graph has no cache".into())
+    }
+
+    unsafe fn attend(&self, _: Worker<'_>, _: LayerStep<'_>, _: &Attend<'_>) -> Result<(), String> {
+        Err("this graph has no cache".into())
+    }
+}
+
+const E: usize = 96;
+const F: usize = 160;
+const VOCAB: usize = 50;
+
+/// Every operation but the cache's: rope, per-head norms, both activations, bias, cap, scale, columns.
+fn build() -> Graph {
+    let mut b = GraphBuilder::new();
+    let table = b.weight("token_embd.weight", E, VOCAB);
+    let rope = Rope {
+        pairing: RopePairing::Neox,
+        n_rot: 16,
+        base: 1e4,
+        scaling: RopeScaling::None,
+        freq_divisors: Some(b.vector("rope_freqs.weight", 8)),
+    };
+    let rope = b.rope(rope);
+    let x = b.embed(table, 3.0);
+    let norm = b.vector("norm", E);
+    let head_norm = b.vector("head_norm", 32);
+    let a = b.rms_norm(x, norm, 1e-5);
+    let (qk, bias) = (b.weight("qk", E, 2 * E), b.vector("qk.bias", 2 * E));
+    let qk = b.linear(a, qk, Some(bias));
+    let (q, k) = (b.columns(qk, 0, E), b.columns(qk, E, E));
+    let q = b.head_norm(q, Some(head_norm), 1e-5, 32);
+    let q = b.rotate(q, 32, rope);
+    let k = b.head_norm(k, None, 1e-5, 32);
+    let x = b.add(q, k);
+    let f = b.rms_norm(x, norm, 1e-5);
+    let (gate, up, down) = (b.weight("gate", E, F), b.weight("up", E, F), b.weight("down", F, E));
+    let (g, u) = (b.matmul(f, gate), b.matmul(f, up));
+    let silu = b.gated_act(g, u, Activation::Silu);
+    let gelu = b.gated_act(u, g, Activation::GeluTanh);
+    let both = b.add(silu, gelu);
+    let f = b.matmul(both, down);
+    let x = b.add(x, f);
+    let x = b.select_outputs(x);
+    let x = b.rms_norm(x, norm, 1e-5);
+    let logits = b.matmul(x, table);
+    let logits = b.scale(logits, 0.5);
+    let logits = b.soft_cap(logits, 30.0);
+    b.finish(x, logits)
+}
+
+fn bind(graph: &Graph, matrices: WeightType, seed: u64) -> Vec<Weight> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let weight = |d: &crate::graph::WeightDecl| {
+        if d.rows == 1 {
+            let values: Vec<f32> = random_floats(d.cols, &mut rng).iter().map(|v| 1.0 + 0.2 * v).collect();
+            return Weight::from_f32(1, d.cols, &values).unwrap();
+        }
+        let bytes = random_rows(matrices, d.rows, d.cols, &mut rng);
+        Weight::new(matrices, d.rows, d.cols, Arc::new(bytes)).unwrap()
+    };
+    graph.weights.iter().map(weight).collect()
+}
+
+fn executor(graph: Graph, weights: Vec<Weight>, threads: usize) -> Executor {
+    let config = Config { threads, max_rows: 16, max_outputs: 8 };
+    Executor::new(graph, weights, Box::new(NoAttention), config).unwrap()
+}
+
+fn step(tokens: &[u32], outputs: &[u32]) -> Step {
+    let positions = (0..tokens.len() as u32).map(|p| 7 + 3 * p).collect();
+    Step { tokens: tokens.to_vec(), positions, outputs: outputs.to_vec(), ..Step::default() }
+}
+
+/// The forward pass of one row in f64, operation by operation as `graph.rs` words them.
+fn oracle(graph: &Graph, weights: &[Weight], token: u32, position: u32) -> Vec<f64> {
+    let weight = |w: WeightId| weights[w.0 as usize].to_f32().into_iter().map(f64::from).collect::<Vec<f64>>();
+    let mut values: Vec<Vec<f64>> = vec![Vec::new(); graph.widths.len()];
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
+    for op in &graph.ops {
+        let of = |v: Value| values[v.0 as usize].clone();
+        let pairs = |a: Value, b: Value| of(a).into_iter().zip(of(b)).collect::<Vec<_>>();
+        let result = match *op {
+            Op::Embed { table, scale, .. } => {
+                weight(table).chunks(E).nth(token as usize).unwrap().iter().map(|v| v * f64::from(scale)).collect()
+            }
+            Op::RmsNorm { x, weight: w, eps, group, .. } => {
+                let w = w.map_or(vec![1.0; group], weight);
+                let norm = |x: &[f64]| {
+                    let mean = x.iter().map(|v| v * v).sum::<f64>() / group as f64;
+                    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+                    x.iter().zip(&w).map(|(v, w)| v * scale * w).collect::<Vec<f64>>()
+                };
+                of(x).chunks(group).flat_map(norm).collect()
+            }
+            Op::MatMul { x, weight: w, bias, .. } => {
+                let x = of(x);
+                let mut y: Vec<f64> =
+                    weight(w).chunks(x.len()).map(|w| w.iter().zip(&x).map(|(w, x)| w * x).sum()).collect();
+                if let Some(b) = bias {
+                    y.iter_mut().zip(weight(b)).for_each(|(y, b)| *y += b);
+                }
+                y
+            }
+            Op::Rope { x, head_dim, rope, .. } => {
+                let rope = &graph.ropes[rope.0 as usize];
+                let divisors = weight(rope.freq_divisors.unwrap());
+                let mut x = of(x);
+                for head in x.chunks_mut(head_dim) {
+                    for i in 0..rope.n_rot / 2 {
+                        let frequency = f64::from(rope.base).powf(-2.0 * i as f64 / rope.n_rot as f64) / divisors[i];
+                        let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+                        let (a, b) = (head[i], head[i + rope.n_rot / 2]);
+                        (head[i], head[i + rope.n_rot / 2]) = (a * cos - b * sin, a * sin + b * cos);
+                    }
+                }
+                x
+            }
+            Op::GatedAct { gate, up, act: Activation::Silu, .. } => {
+                pairs(gate, up).into_iter().map(|(g, u)| g * sigmoid(g) * u).collect()
+            }
+            Op::GatedAct { gate, up, act: Activation::GeluTanh, .. } => {
+                pairs(gate, up).into_iter().map(|(g, u)| gelu(g) * u).collect()
+            }
+            Op::Add { a, b, .. } => pairs(a, b).into_iter().map(|(a, b)| a + b).collect(),
+            Op::Scale { x, factor, .. } => of(x).iter().map(|v| v * f64::from(factor)).collect(),
+            Op::SoftCap { x, cap, .. } => of(x).iter().map(|v| f64::from(cap) * (v / f64::from(cap)).tanh()).collect(),
+            Op::SelectOutputs { x, .. } => of(x),
+            Op::Columns { out, x, start } => of(x)[start..start + graph.width(out)].to_vec(),
+            Op::Append { .. } | Op::Attend { .. } => unreachable!("no attention in this graph"),
+        };
+        values[compile::output(op).unwrap().0 as usize] = result;
+    }
+    values[graph.logits.unwrap().0 as usize].clone()
+}
+
+#[test]
+fn every_row_operation_matches_f64_whatever_the_threads() {
+    let graph = build();
+    let weights = bind(&graph, WeightType::F32, 5);
+    let step = step(&[3, 49, 0, 17, 17], &[0, 3, 4]);
+    for threads in [1, 2, 4] {
+        let mut executor = executor(graph.clone(), weights.clone(), threads);
+        let outputs = executor.run(&step).unwrap();
+        assert_eq!(outputs.rows(), 3);
+        for (i, row) in [0usize, 3, 4].into_iter().enumerate() {
+            let expected = oracle(&graph, &weights, step.tokens[row], step.positions[row]);
+            for (found, expected) in outputs.logits(i).iter().zip(&expected) {
+                assert!(
+                    (f64::from(*found) - expected).abs() < 1e-4,
+                    "{threads} threads, row {row}: {found} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_alone_and_together_give_the_same_bits_for_quantised_weights() {
+    let graph = build();
+    let mut rng = ChaCha8Rng::seed_from_u64(6);
+    for ty in [WeightType::Q4_1, WeightType::Q5_0, WeightType::Q8_0] {
+        let weights = bind(&graph, ty, 7);
+        let mut executor = executor(graph.clone(), weights, 3);
+        let tokens: Vec<u32> = (0..7).map(|_| rng.random_range(0..VOCAB as u32)).collect();
+        let all = step(&tokens, &[0, 1, 2, 3, 4, 5, 6]);
+        let together: Vec<Vec<f32>> = {
+            let outputs = executor.run(&all).unwrap();
+            (0..7).map(|i| outputs.logits(i).to_vec()).collect()
+        };
+        for row in 0..7 {
+            let mut alone = step(&tokens[row..row + 1], &[0]);
+            alone.positions = vec![all.positions[row]];
+            assert_eq!(executor.run(&alone).unwrap().logits(0), together[row], "{ty} row {row}");
+        }
+    }
+}
+
+#[test]
+fn a_step_that_does_not_fit_is_refused_in_one_sentence() {
+    let graph = build();
+    let weights = bind(&graph, WeightType::F32, 8);
+    let mut executor = executor(graph, weights, 1);
+    let refusal = |e: &mut Executor, s: &Step| e.run(s).unwrap_err().to_string();
+    assert_eq!(refusal(&mut executor, &step(&[1; 17], &[])), "a step has 17 tokens, but this executor was made for 16");
+    assert_eq!(
+        refusal(&mut executor, &step(&[1; 9], &[0, 1, 2, 3, 4, 5, 6, 7, 8])),
+        "a step has 9 outputs, but this executor was made for 8"
+    );
+    assert_eq!(
+        refusal(&mut executor, &step(&[1, 50], &[1])),
+        "token 50 of row 1 is outside the model's vocabulary of 50"
+    );
+    assert!(refusal(&mut executor, &step(&[1, 2], &[5, 1])).contains("output row 5"));
+    let mut torn = step(&[1, 2], &[0]);
+    torn.positions.pop();
+    assert!(refusal(&mut executor, &torn).contains("positions"));
+    assert_eq!(executor.run(&step(&[], &[])).unwrap().rows(), 0);
+}
+
+#[test]
+fn a_weight_of_another_shape_is_named() {
+    let graph = build();
+    let mut weights = bind(&graph, WeightType::F32, 9);
+    weights[0] = Weight::from_f32(2, 3, &[0.0; 6]).unwrap();
+    let config = Config { threads: 1, max_rows: 1, max_outputs: 1 };
+    let error = Executor::new(graph, weights, Box::new(NoAttention), config).err().unwrap();
+    assert_eq!(error.to_string(), "tensor `token_embd.weight` is 2x3, but the graph needs 50x96");
+}
