@@ -21,7 +21,7 @@ pub const CPU_TILES_ID: &str = "opencoti.codec.cpu-tiles/1";
 pub struct CpuTilesVtbl {
     /// Bytes of this struct.
     pub size: usize,
-    /// `[any-thread]` Bytes of one prepared query row; a multiple of 64.
+    /// `[any-thread]` Bytes of one prepared query row; a multiple of 64, the same for the life of the codec. Keys only.
     pub query_bytes: unsafe extern "C" fn(codec: *mut c_void) -> usize,
     /// `[worker, re-entrant]` Prepares `n` query rows (scaled and at their rope position, in the plain basis) for
     /// `score`. `prepared` is 64-byte aligned and holds `n * query_bytes` bytes. Keys only.
@@ -61,9 +61,15 @@ pub struct CpuTilesVtbl {
     ) -> Status,
 }
 
+/// The table of a codec type; made by [`CpuTilesVtbl::of`], so that it can't be of another type.
+pub struct CpuTilesOf<C: ?Sized> {
+    pub(crate) table: &'static CpuTilesVtbl,
+    pub(crate) query_bytes: fn(&C) -> usize,
+}
+
 /// The extension, as an author writes it.
 pub trait CpuTiles: KvCodec {
-    /// Bytes of one prepared query row; a multiple of 64.
+    /// Bytes of one prepared query row; a multiple of 64. Asked once, when the codec is opened for keys.
     fn query_bytes(&self) -> usize;
 
     /// Prepares query rows for [`CpuTiles::score`]; `prepared` is 64-byte aligned.

@@ -25,10 +25,10 @@ impl Health {
 
     /// Puts the plugin in quarantine: the host makes no further call to it. The first reason is kept.
     pub fn quarantine(&self, reason: &str) {
-        self.quarantined.store(true, Ordering::Release);
         if let Ok(mut slot) = self.reason.lock() {
             slot.get_or_insert_with(|| reason.to_owned());
         }
+        self.quarantined.store(true, Ordering::Release);
     }
 
     /// Whether calls are off.

@@ -82,19 +82,20 @@ pub struct CodecLayout {
 pub struct KvCodecVtbl {
     /// Bytes of this struct as the plugin was built.
     pub size: usize,
-    /// `[main-thread]` Number of codecs.
-    pub count: unsafe extern "C" fn(plugin: *mut c_void) -> u32,
+    /// `[main-thread]` Writes the number of codecs to `*out`.
+    pub count: unsafe extern "C" fn(plugin: *mut c_void, out: *mut u32, error: *mut TextBuf) -> Status,
     /// `[main-thread]` Describes codec `index`, writing at most `out->size` bytes.
     pub info: unsafe extern "C" fn(plugin: *mut c_void, index: u32, out: *mut CodecInfo, error: *mut TextBuf) -> Status,
-    /// `[main-thread]` Opens a codec; given back through `close`.
+    /// `[main-thread]` Opens a codec; given back through `close`. An unsupported head size, side or option is
+    /// [`Status::UNSUPPORTED`].
     pub open: unsafe extern "C" fn(
         plugin: *mut c_void,
         params: *const CodecParams,
         out: *mut *mut c_void,
         error: *mut TextBuf,
     ) -> Status,
-    /// `[any-thread]` Closes an opened codec that nobody uses any more.
-    pub close: unsafe extern "C" fn(codec: *mut c_void),
+    /// `[any-thread]` Closes an opened codec that nobody uses any more. Not called once the plugin is in quarantine.
+    pub close: unsafe extern "C" fn(codec: *mut c_void, error: *mut TextBuf) -> Status,
     /// `[any-thread]` Describes an opened codec, writing at most `out->size` bytes.
     pub layout: unsafe extern "C" fn(codec: *mut c_void, out: *mut CodecLayout, error: *mut TextBuf) -> Status,
     /// `[worker, re-entrant]` Encodes `n` rows into slots `first_slot ..` of a tile. Slots are written in order, each
@@ -126,14 +127,17 @@ pub struct KvCodecVtbl {
         stride: usize,
         error: *mut TextBuf,
     ) -> Status,
-    /// `[worker, re-entrant]` Brings query rows into the codec's domain, in place. Only called for rotated domains.
+    /// `[worker, re-entrant]` Brings query rows into the codec's domain, in place. Only called for rotated domains;
+    /// `size` may end before this field.
     pub transform_query:
         unsafe extern "C" fn(codec: *mut c_void, rows: *mut f32, n: u32, stride: usize, error: *mut TextBuf) -> Status,
     /// `[worker, re-entrant]` Brings attention outputs back to the plain basis, in place. Only called for rotated domains.
     pub transform_output:
         unsafe extern "C" fn(codec: *mut c_void, rows: *mut f32, n: u32, stride: usize, error: *mut TextBuf) -> Status,
-    /// `[any-thread]` The extension of that id for an opened codec, a static struct, or null.
-    pub extension: unsafe extern "C" fn(codec: *mut c_void, id: Str) -> *const c_void,
+    /// `[any-thread]` Writes to `*out` the extension of that id for an opened codec, a static struct, or null when
+    /// it has none.
+    pub extension:
+        unsafe extern "C" fn(codec: *mut c_void, id: Str, out: *mut *const c_void, error: *mut TextBuf) -> Status,
 }
 
 /// Which side a codec serves.
@@ -174,7 +178,10 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Rows over `data`, which must reach to the end of the last row.
+    /// Rows over `data`.
+    ///
+    /// # Panics
+    /// When `data` ends before the last row does.
     pub fn new(data: &'a [f32], n: usize, width: usize, stride: usize) -> Self {
         assert!(n == 0 || (stride >= width && data.len() >= (n - 1) * stride + width));
         Rows { data, n, width, stride }
@@ -183,6 +190,11 @@ impl<'a> Rows<'a> {
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.n
+    }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.width
     }
 
     /// Whether there is no row.
@@ -210,7 +222,10 @@ pub struct RowsMut<'a> {
 }
 
 impl<'a> RowsMut<'a> {
-    /// Rows over `data`, which must reach to the end of the last row.
+    /// Rows over `data`.
+    ///
+    /// # Panics
+    /// When `data` ends before the last row does.
     pub fn new(data: &'a mut [f32], n: usize, width: usize, stride: usize) -> Self {
         assert!(n == 0 || (stride >= width && data.len() >= (n - 1) * stride + width));
         RowsMut { data, n, width, stride }
@@ -219,6 +234,11 @@ impl<'a> RowsMut<'a> {
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.n
+    }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.width
     }
 
     /// Whether there is no row.
@@ -283,7 +303,7 @@ pub struct Facts {
 
 /// An opened codec, as an author writes it. All methods may run on many threads at once, on different tiles.
 pub trait KvCodec: Send + Sync + 'static {
-    /// Sizes and domain.
+    /// Sizes and domain. Asked once, when the codec is opened.
     fn facts(&self) -> Facts;
 
     /// Encodes rows into slots `first_slot ..`. `tile` may hold bytes that were never written.
@@ -308,7 +328,7 @@ pub trait KvCodec: Send + Sync + 'static {
     }
 
     /// The table of [`crate::cpu_tiles`] when the codec has kernels of its own: `Some(CpuTilesVtbl::of::<Self>())`.
-    fn cpu_tiles() -> Option<&'static crate::cpu_tiles::CpuTilesVtbl>
+    fn cpu_tiles() -> Option<crate::cpu_tiles::CpuTilesOf<Self>>
     where
         Self: Sized,
     {

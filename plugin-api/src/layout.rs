@@ -3,7 +3,7 @@
 //! A checker that asks "is the host's struct a prefix of the plugin's" refuses every plugin built before a field was
 //! added. Compatibility is symmetric: for each struct both sides know, the fields of one must be a prefix of the
 //! other's. A newer plugin in an older host has fields nobody asks for; an older plugin in a newer host lacks fields
-//! that the host reads through [`crate::root::field_or_none`] or by the struct's size.
+//! that the host reads through [`crate::field_or_none!`] or replaces by defaults when it copies a table.
 
 use crate::admission::{AdmissionDecision, AdmissionPolicyVtbl, AdmissionRequest, AdmissionSnapshot, StoreState};
 use crate::cpu_tiles::CpuTilesVtbl;
@@ -87,8 +87,10 @@ unsafe impl Send for LayoutTable {}
 // SAFETY: points to constants only.
 unsafe impl Sync for LayoutTable {}
 
-/// A struct that crosses the boundary.
+/// A struct that crosses the boundary. Derived only.
 pub trait AbiLayout {
+    /// Its fields in order.
+    const FIELDS: &'static [FieldLayout];
     /// Its layout.
     const LAYOUT: StructLayout;
 }
@@ -151,7 +153,7 @@ impl Layouts {
     /// The table of this build.
     pub fn ours() -> Self {
         // SAFETY: our own static table.
-        unsafe { Self::read(&LAYOUT_TABLE) }.unwrap_or(Layouts { structs: Vec::new() })
+        unsafe { Self::read(&LAYOUT_TABLE) }.expect("the table of this build is within its own bounds")
     }
 
     /// Copies a plugin's table. `None` when it can't be one.
@@ -223,18 +225,25 @@ fn compare(expected: &OwnedStruct, found: &OwnedStruct) -> Result<(), String> {
         }
     }
     let same_fields = expected.fields.len() == found.fields.len();
-    let same_frame = expected.align == found.align && expected.growing == found.growing;
+    if expected.growing != found.growing || expected.align != found.align {
+        return Err(format!("`{name}`: expected {}, found {}", frame(expected), frame(found)));
+    }
     let sizes_fit = expected.size == found.size || (expected.growing && !same_fields);
-    if !same_frame || !sizes_fit || (!same_fields && !expected.growing) {
+    if !sizes_fit || (!same_fields && !expected.growing) {
         return Err(format!(
-            "`{name}` is a frozen struct of {} fields and {} bytes here, and has {} fields and {} bytes there",
+            "`{name}`: expected {} fields in {} bytes, found {} fields in {} bytes, and {}",
             expected.fields.len(),
             expected.size,
             found.fields.len(),
-            found.size
+            found.size,
+            if expected.growing { "equal fields must make equal sizes" } else { "a frozen struct never changes" },
         ));
     }
     Ok(())
+}
+
+fn frame(s: &OwnedStruct) -> String {
+    format!("a {} struct aligned to {}", if s.growing { "growing" } else { "frozen" }, s.align)
 }
 
 #[cfg(test)]
@@ -279,7 +288,7 @@ mod tests {
     fn a_frozen_struct_may_not_grow() {
         let ours = Layouts::ours();
         let newer = grown(ours.clone(), "StoreState");
-        assert!(ours.check_against(&newer).unwrap_err().contains("`StoreState` is a frozen struct"));
+        assert!(ours.check_against(&newer).unwrap_err().contains("a frozen struct never changes"));
     }
 
     #[test]

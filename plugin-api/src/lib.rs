@@ -21,6 +21,8 @@
 //! every call through [`guard::guard`], which turns a panic into [`Status::PANIC`]; the host then quarantines the
 //! plugin. Plugins must be built with `panic = "unwind"`.
 
+#![deny(missing_docs)]
+
 extern crate self as opencoti_plugin_api;
 
 pub mod admission;

@@ -13,8 +13,9 @@ use crate::text::{Str, TextBuf};
 pub const ROOT_SYMBOL: &str = "opencoti_plugin_root";
 /// Name of the exported function that returns the layout table; a plugin in C may leave it out.
 pub const LAYOUT_SYMBOL: &str = "opencoti_plugin_layout";
-/// First field of every root; tells a plugin from a library that happens to export the symbol.
-pub const ROOT_MAGIC: u64 = u64::from_le_bytes(*b"opencoti");
+/// First field of every root: the bytes `opencoti` in little-endian order. Tells a plugin from a library that happens
+/// to export the symbol.
+pub const ROOT_MAGIC: u64 = 0x6974_6f63_6e65_706f;
 
 /// A semantic version of the API.
 #[repr(C)]
@@ -114,7 +115,8 @@ pub struct Manifest {
     pub config_schema: Str,
 }
 
-/// The root of a plugin. Static; reached only through a pointer.
+/// The root of a plugin. Static; reached only through a pointer. `magic`, `size` and `api` keep their places in
+/// every major version, so that any host can say what it found.
 #[repr(C)]
 #[derive(Clone, Copy, AbiLayout)]
 #[abi(growing)]
@@ -129,16 +131,17 @@ pub struct PluginRoot {
     pub manifest: *const Manifest,
     /// The function table of its kind ([`crate::kv_codec::KvCodecVtbl`] and so on), static.
     pub interface: *const c_void,
-    /// `[main-thread]` Makes an instance from its config (JSON text, valid until it returns). `host` is valid as long
-    /// as the instance. On success `*out` is set and the instance is given back through `destroy`.
+    /// `[main-thread]` Makes an instance from its config (JSON text, valid until it returns). `host` stays
+    /// valid for as long as the process lives. On success `*out` is set and the instance is given back through `destroy`.
     pub create: unsafe extern "C" fn(
         host: *const HostServices,
         config: Str,
         out: *mut *mut c_void,
         error: *mut TextBuf,
     ) -> Status,
-    /// `[main-thread]` Ends an instance; nothing made by it may be used afterwards.
-    pub destroy: unsafe extern "C" fn(instance: *mut c_void),
+    /// `[main-thread]` Ends an instance; nothing made by it is used afterwards. Not called once the plugin is in
+    /// quarantine.
+    pub destroy: unsafe extern "C" fn(instance: *mut c_void, error: *mut TextBuf) -> Status,
 }
 
 // SAFETY: roots and manifests are static, immutable data.
@@ -161,3 +164,45 @@ macro_rules! field_or_none {
     }};
 }
 pub use crate::field_or_none;
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn the_magic_is_readable_text() {
+        assert_eq!(&ROOT_MAGIC.to_le_bytes(), b"opencoti");
+    }
+
+    #[test]
+    fn a_field_beyond_an_older_struct_is_none() {
+        let mut manifest = Manifest {
+            size: offset_of!(Manifest, config_schema),
+            name: Str::from_static("older"),
+            version: Str::EMPTY,
+            kind: Str::EMPTY,
+            license: Str::EMPTY,
+            summary: Str::EMPTY,
+            capabilities: Str::from_static("files"),
+            config_schema: Str::from_static("never read"),
+        };
+        // SAFETY: the pointer is to a whole, live struct.
+        unsafe {
+            assert!(field_or_none!(&manifest, Manifest, config_schema).is_none());
+            assert_eq!(field_or_none!(&manifest, Manifest, capabilities).unwrap().to_string_lossy(), "files");
+            manifest.size += 1;
+            assert!(field_or_none!(&manifest, Manifest, config_schema).is_none(), "a field that ends later");
+            manifest.size = size_of::<Manifest>();
+            assert!(field_or_none!(&manifest, Manifest, config_schema).is_some());
+        }
+    }
+
+    #[test]
+    fn kinds_have_names_that_lead_back() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::from_name(kind.name()), Some(kind));
+        }
+    }
+}

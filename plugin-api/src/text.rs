@@ -93,11 +93,11 @@ impl TextBuf {
     /// # Safety
     /// `ptr` must point to `capacity` writable bytes.
     pub unsafe fn write(&mut self, text: &str) {
-        let mut n = text.len().min(self.capacity);
+        let mut n = if self.ptr.is_null() { 0 } else { text.len().min(self.capacity) };
         while !text.is_char_boundary(n) {
             n -= 1;
         }
-        if n > 0 && !self.ptr.is_null() {
+        if n > 0 {
             // SAFETY: n <= capacity, and the source is a live string that can't overlap a `&mut` buffer.
             unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), self.ptr, n) };
         }
@@ -111,5 +111,69 @@ impl TextBuf {
     pub unsafe fn read(&self) -> String {
         // SAFETY: promised by the caller; a length beyond the capacity is the callee's lie and is cut.
         unsafe { Str { ptr: self.ptr, len: self.len.min(self.capacity) }.to_string_lossy() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(text: &str, capacity: usize) -> String {
+        let mut space = vec![0u8; capacity];
+        let mut buf = TextBuf::new(&mut space);
+        // SAFETY: the space is writable and initialised.
+        unsafe {
+            buf.write(text);
+            buf.read()
+        }
+    }
+
+    #[test]
+    fn long_text_is_cut_between_characters() {
+        assert_eq!(cut("grün", 4), "grü");
+        assert_eq!(cut("grün", 3), "gr");
+        assert_eq!(cut("grün", 5), "grün");
+        assert_eq!(cut("grün", 0), "");
+    }
+
+    #[test]
+    fn a_second_text_replaces_the_first() {
+        let mut space = [0u8; 16];
+        let mut buf = TextBuf::new(&mut space);
+        // SAFETY: the space is writable and initialised.
+        let text = unsafe {
+            buf.write("a long one");
+            buf.write("short");
+            buf.read()
+        };
+        assert_eq!(text, "short");
+    }
+
+    #[test]
+    fn a_null_buffer_takes_nothing_whatever_its_capacity() {
+        let mut buf = TextBuf { ptr: core::ptr::null_mut(), capacity: 9, len: 0 };
+        // SAFETY: null is never written to.
+        unsafe { buf.write("text") };
+        assert_eq!(buf.len, 0);
+    }
+
+    #[test]
+    fn a_length_beyond_the_capacity_is_cut_when_read() {
+        let mut space = *b"abcd";
+        let mut buf = TextBuf::new(&mut space);
+        buf.len = 4000;
+        // SAFETY: the space is initialised.
+        assert_eq!(unsafe { buf.read() }, "abcd");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_replaced_or_refused() {
+        let bytes: &'static [u8] = &[b'a', 0xff];
+        let text = Str { ptr: bytes.as_ptr(), len: 2 };
+        // SAFETY: static bytes.
+        unsafe {
+            assert_eq!(text.to_string_lossy(), "a\u{fffd}");
+            assert_eq!(text.as_static(), None);
+        }
     }
 }

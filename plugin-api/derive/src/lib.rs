@@ -47,16 +47,15 @@ fn expand(input: &DeriveInput) -> Result<proc_macro2::TokenStream, Error> {
     });
     Ok(quote! {
         impl ::opencoti_plugin_api::layout::AbiLayout for #name {
-            const LAYOUT: ::opencoti_plugin_api::layout::StructLayout = {
-                const FIELDS: &[::opencoti_plugin_api::layout::FieldLayout] = &[#(#entries),*];
+            const FIELDS: &'static [::opencoti_plugin_api::layout::FieldLayout] = &[#(#entries),*];
+            const LAYOUT: ::opencoti_plugin_api::layout::StructLayout =
                 ::opencoti_plugin_api::layout::StructLayout::new(
                     #name_text,
                     #growing,
                     ::core::mem::size_of::<#name>(),
                     ::core::mem::align_of::<#name>(),
-                    FIELDS,
-                )
-            };
+                    <#name as ::opencoti_plugin_api::layout::AbiLayout>::FIELDS,
+                );
         }
     })
 }
