@@ -1,4 +1,15 @@
 //! What a model file holds and what it means: the GGUF container, weights, tokenizer, chat template and, per architecture,
 //! the graph description an executor runs.
 
+pub mod arch;
+mod error;
+mod file_type;
 pub mod gguf;
+pub mod hparams;
+mod model;
+mod weights;
+
+pub use error::{Dims, ModelError};
+pub use file_type::FileType;
+pub use model::{ChatTemplates, LoadStage, Model, Sizes};
+pub use weights::{WeightRef, Weights};

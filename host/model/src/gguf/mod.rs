@@ -25,6 +25,7 @@ pub mod write;
 
 pub use error::GgufError;
 pub use file::{GgufFile, TensorData};
+pub(crate) use header::strip_trailing_ones;
 pub use header::{Gguf, TensorInfo};
 pub use metadata::Metadata;
 pub use tensor_type::TensorType;

@@ -1,0 +1,163 @@
+//! What architectures share: checked access to the tensors of a file, and the blocks that most of them are made of.
+
+use std::collections::HashSet;
+
+use opencoti_compute::graph::{Activation, Graph, GraphBuilder, Value, WeightId};
+use opencoti_compute::quant::WeightType;
+
+use crate::error::ModelError;
+use crate::gguf::GgufFile;
+use crate::hparams::{HParams, HeadParams, LayerParams};
+use crate::weights::find_weight;
+
+/// A [`GraphBuilder`] that knows the file: each weight is looked up and its shape checked before it enters the graph.
+pub(super) struct ArchBuilder<'a> {
+    pub(super) graph: GraphBuilder,
+    file: &'a GgufFile,
+}
+
+impl<'a> ArchBuilder<'a> {
+    pub(super) fn new(file: &'a GgufFile) -> Self {
+        ArchBuilder { graph: GraphBuilder::new(), file }
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.file.tensor(name).is_some()
+    }
+
+    /// A mandatory matrix of `rows` rows of `cols` elements.
+    pub(super) fn matrix(&mut self, name: &str, cols: usize, rows: usize) -> Result<WeightId, ModelError> {
+        find_weight(self.file, name, cols, rows)?;
+        Ok(self.graph.weight(name, cols, rows))
+    }
+
+    /// A mandatory vector.
+    pub(super) fn vector(&mut self, name: &str, len: usize) -> Result<WeightId, ModelError> {
+        self.matrix(name, len, 1)
+    }
+
+    /// A vector that files may lack.
+    pub(super) fn optional_vector(&mut self, name: &str, len: usize) -> Result<Option<WeightId>, ModelError> {
+        self.has(name).then(|| self.vector(name, len)).transpose()
+    }
+
+    /// `x * W^T`, from `{prefix}.weight`; with `{prefix}.scale` (a factor of the product that NVFP4 files carry) and
+    /// `{prefix}.bias` if the file has them.
+    pub(super) fn linear(&mut self, prefix: &str, x: Value, cols: usize, rows: usize) -> Result<Value, ModelError> {
+        let weight = self.matrix(&format!("{prefix}.weight"), cols, rows)?;
+        let bias = self.optional_vector(&format!("{prefix}.bias"), rows)?;
+        let scale = format!("{prefix}.scale");
+        if !self.has(&scale) {
+            return Ok(self.graph.linear(x, weight, bias));
+        }
+        if bias.is_some() {
+            let detail = format!("cannot be combined with a {prefix}.bias; use a file without one of them");
+            return Err(tensor_error(self.file, &scale, detail));
+        }
+        let factor = scalar(self.file, &scale)?;
+        let product = self.graph.matmul(x, weight);
+        Ok(self.graph.scale(product, factor))
+    }
+
+    /// Queries, keys and values of block `l`, from three projections or from one fused one (rows q, k, v).
+    pub(super) fn qkv(
+        &mut self,
+        l: usize,
+        x: Value,
+        embedding: usize,
+        layer: LayerParams,
+        head: HeadParams,
+    ) -> Result<[Value; 3], ModelError> {
+        let LayerParams { n_heads, n_kv_heads, .. } = layer;
+        let widths = [n_heads * head.key, n_kv_heads * head.key, n_kv_heads * head.value];
+        let fused = format!("blk.{l}.attn_qkv");
+        if self.has(&format!("{fused}.weight")) {
+            let [q, k, v] = widths;
+            let all = self.linear(&fused, x, embedding, q + k + v)?;
+            return Ok([(0, q), (q, k), (q + k, v)].map(|(start, width)| self.graph.columns(all, start, width)));
+        }
+        let mut out = [x; 3];
+        for ((value, name), width) in out.iter_mut().zip(["attn_q", "attn_k", "attn_v"]).zip(widths) {
+            *value = self.linear(&format!("blk.{l}.{name}"), x, embedding, width)?;
+        }
+        Ok(out)
+    }
+
+    /// `down(act(gate x) * (up x))` of block `l`.
+    pub(super) fn gated_ffn(
+        &mut self,
+        l: usize,
+        x: Value,
+        embedding: usize,
+        width: usize,
+        act: Activation,
+    ) -> Result<Value, ModelError> {
+        let gate = self.linear(&format!("blk.{l}.ffn_gate"), x, embedding, width)?;
+        let up = self.linear(&format!("blk.{l}.ffn_up"), x, embedding, width)?;
+        let gated = self.graph.gated_act(gate, up, act);
+        self.linear(&format!("blk.{l}.ffn_down"), gated, width, embedding)
+    }
+
+    /// Goes on with the output rows alone behind the last attention: nothing later reads other rows.
+    pub(super) fn select_outputs_in_last_block(
+        &mut self,
+        l: usize,
+        hparams: &HParams,
+        attended: Value,
+        x: Value,
+    ) -> (Value, Value) {
+        match l + 1 == hparams.block_count {
+            true => (self.graph.select_outputs(attended), self.graph.select_outputs(x)),
+            false => (attended, x),
+        }
+    }
+
+    /// Final norm and head over the output rows of `x`; the embedding table is the head if the file has no other.
+    pub(super) fn finish(mut self, x: Value, table: WeightId, hparams: &HParams) -> Result<Graph, ModelError> {
+        let norm = self.vector("output_norm.weight", hparams.embedding_length)?;
+        let hidden = self.graph.rms_norm(x, norm, hparams.rms_eps);
+        let logits = match self.has("output.weight") {
+            true => self.linear("output", hidden, hparams.embedding_length, hparams.vocab_size)?,
+            false => self.graph.matmul(hidden, table),
+        };
+        let logits = match hparams.final_softcap {
+            Some(cap) => self.graph.soft_cap(logits, cap),
+            None => logits,
+        };
+        Ok(self.graph.finish(hidden, logits))
+    }
+}
+
+/// The value of a tensor of one f32.
+fn scalar(file: &GgufFile, name: &str) -> Result<f32, ModelError> {
+    let (ty, tensor) = find_weight(file, name, 1, 1)?;
+    match (ty, <[u8; 4]>::try_from(tensor.bytes())) {
+        (WeightType::F32, Ok(bytes)) => Ok(f32::from_le_bytes(bytes)),
+        (ty, _) => Err(tensor_error(file, name, format!("is of type {ty}, expected F32"))),
+    }
+}
+
+fn tensor_error(file: &GgufFile, tensor: &str, detail: String) -> ModelError {
+    ModelError::Tensor { file: file.name().to_owned(), tensor: tensor.to_owned(), detail }
+}
+
+/// Refuses a file with tensors of blocks that the graph leaves out: it is of another variant of the architecture, and would
+/// load and answer nonsense. Factors are folded into the graph, and rotation tables of old files are recomputed.
+pub(super) fn refuse_unused_block_tensors(file: &GgufFile, graph: &Graph) -> Result<(), ModelError> {
+    let used: HashSet<&str> = graph.weights.iter().map(|w| w.name.as_str()).collect();
+    let harmless = |name: &str| {
+        [".scale", ".input_scale", ".attn_rot_embd.weight", ".rotary_emb.inv_freq"].iter().any(|s| name.ends_with(s))
+    };
+    let unused = file
+        .tensors()
+        .map(|t| t.name.as_str())
+        .find(|name| name.starts_with("blk.") && !used.contains(name) && !harmless(name));
+    match unused {
+        None => Ok(()),
+        Some(name) => {
+            let detail =
+                "has no place in this architecture; the file holds another variant, or more blocks than it says";
+            Err(tensor_error(file, name, detail.to_owned()))
+        }
+    }
+}

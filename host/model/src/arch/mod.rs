@@ -1,0 +1,57 @@
+//! Architectures: each is one file that turns hyperparameters and the tensors of a file into a graph.
+
+mod builder;
+mod gemma3;
+mod llama;
+#[cfg(test)]
+mod tests;
+
+use opencoti_compute::graph::Graph;
+
+use crate::error::ModelError;
+use crate::gguf::GgufFile;
+use crate::hparams::HParams;
+
+/// A model family by its name in `general.architecture`.
+#[derive(Debug)]
+pub struct Architecture {
+    /// The name.
+    pub name: &'static str,
+    build: fn(&GgufFile, &HParams) -> Result<Graph, ModelError>,
+}
+
+static ARCHITECTURES: [Architecture; 2] =
+    [Architecture { name: "gemma3", build: gemma3::build }, Architecture { name: "llama", build: llama::build }];
+
+impl Architecture {
+    /// All architectures, by name.
+    pub fn all() -> impl Iterator<Item = &'static Architecture> {
+        ARCHITECTURES.iter()
+    }
+
+    /// The architecture that a file names.
+    ///
+    /// # Errors
+    /// The key is missing, or names an architecture that is not built in.
+    pub fn of(file: &GgufFile) -> Result<&'static Architecture, ModelError> {
+        let meta = file.metadata();
+        let key = "general.architecture";
+        let found = meta.str(key)?.ok_or_else(|| meta.missing(key, "the name of an architecture"))?;
+        Architecture::all().find(|a| a.name == found).ok_or_else(|| ModelError::UnknownArchitecture {
+            file: file.name().to_owned(),
+            found: found.to_owned(),
+            known: Architecture::all().map(|a| a.name).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The graph over the tensors of `file`, all checked for presence and shape.
+    ///
+    /// # Errors
+    /// A mandatory tensor is missing, has other dimensions than `hparams` say, or the file holds block tensors that the
+    /// architecture has no use for.
+    pub fn build(&self, file: &GgufFile, hparams: &HParams) -> Result<Graph, ModelError> {
+        let graph = (self.build)(file, hparams)?;
+        builder::refuse_unused_block_tensors(file, &graph)?;
+        Ok(graph)
+    }
+}

@@ -1,0 +1,129 @@
+//! Loading a model: from a path to everything the engine needs.
+
+use std::path::Path;
+
+use opencoti_compute::graph::Graph;
+
+use crate::arch::Architecture;
+use crate::error::ModelError;
+use crate::file_type::FileType;
+use crate::gguf::GgufFile;
+use crate::hparams::HParams;
+use crate::weights::Weights;
+
+/// A model ready for an executor.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its family.
+    pub architecture: &'static str,
+    /// `general.name`, if the file has one.
+    pub name: Option<String>,
+    /// Sizes and constants.
+    pub hparams: HParams,
+    /// The operations.
+    pub graph: Graph,
+    /// What they work with.
+    pub weights: Weights,
+    /// Chat templates as the file carries them.
+    pub chat_templates: ChatTemplates,
+    /// How large it is.
+    pub sizes: Sizes,
+    /// The container, for whatever else a caller wants of it.
+    pub file: GgufFile,
+}
+
+/// Jinja sources of the chat templates of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChatTemplates {
+    /// `tokenizer.chat_template`; base models have none.
+    pub default: Option<String>,
+    /// Name and source of each `tokenizer.chat_template.NAME`, in file order.
+    pub named: Vec<(String, String)>,
+}
+
+/// How large a model is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Elements of all tensors.
+    pub parameters: u64,
+    /// Bytes of all tensors.
+    pub tensor_bytes: u64,
+    /// Bytes of all files.
+    pub file_bytes: u64,
+    /// What the file was quantised to.
+    pub file_type: FileType,
+}
+
+/// Stages of loading, for a progress display.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadStage {
+    /// The headers are being read and checked.
+    Reading,
+    /// The graph is being built and every tensor checked.
+    Building,
+    /// All is there.
+    Done,
+}
+
+impl Model {
+    /// Loads a model from one file or from any part of a split one. Tensor data stays on disk until it is used; `progress` is
+    /// called at the start of each stage.
+    ///
+    /// # Errors
+    /// See [`ModelError`].
+    pub fn load(path: &Path, mut progress: impl FnMut(LoadStage)) -> Result<Model, ModelError> {
+        progress(LoadStage::Reading);
+        let file = GgufFile::open(path)?;
+        progress(LoadStage::Building);
+        let architecture = Architecture::of(&file)?;
+        let hparams = HParams::read(&file, architecture.name)?;
+        let model = Model::build(file, architecture, hparams)?;
+        progress(LoadStage::Done);
+        Ok(model)
+    }
+
+    /// Builds a model from a file with the hyperparameters given, which need not be those of the file.
+    ///
+    /// # Errors
+    /// A tensor is missing or does not fit `hparams`.
+    pub fn build(file: GgufFile, architecture: &'static Architecture, hparams: HParams) -> Result<Model, ModelError> {
+        let graph = architecture.build(&file, &hparams)?;
+        Ok(Model {
+            architecture: architecture.name,
+            name: file.metadata().str("general.name")?.map(str::to_owned),
+            weights: Weights::bind(&graph, &file)?,
+            chat_templates: ChatTemplates::read(&file)?,
+            sizes: Sizes::of(&file)?,
+            hparams,
+            graph,
+            file,
+        })
+    }
+}
+
+impl ChatTemplates {
+    fn read(file: &GgufFile) -> Result<ChatTemplates, ModelError> {
+        let meta = file.metadata();
+        let mut named = Vec::new();
+        for (key, _) in meta.iter() {
+            if let Some(name) = key.strip_prefix("tokenizer.chat_template.")
+                && let Some(source) = meta.str(key)?
+            {
+                named.push((name.to_owned(), source.to_owned()));
+            }
+        }
+        Ok(ChatTemplates { default: meta.str("tokenizer.chat_template")?.map(str::to_owned), named })
+    }
+}
+
+impl Sizes {
+    fn of(file: &GgufFile) -> Result<Sizes, ModelError> {
+        let sum = |f: fn(&crate::gguf::TensorInfo) -> usize| file.tensors().map(|t| f(t) as u64).sum();
+        Ok(Sizes {
+            parameters: sum(|t| t.elements()),
+            tensor_bytes: sum(|t| t.range.len()),
+            file_bytes: file.bytes_on_disk(),
+            file_type: FileType::of(file)?,
+        })
+    }
+}

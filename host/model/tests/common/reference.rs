@@ -1,0 +1,215 @@
+//! A plain f64 interpreter of graphs: no cache, no batching, no speed. One sequence from position 0, all rows at once.
+
+use opencoti_compute::graph::{Activation, Graph, KvGeometry, Op, Rope, RopePairing, RopeScaling, Value, WeightId};
+use opencoti_compute::quant::dequantize_row;
+use opencoti_model::Weights;
+
+type Matrix = Vec<Vec<f64>>;
+
+/// Logits of every row of `tokens`, as f32, one row after the other.
+pub(crate) fn logits(graph: &Graph, weights: &Weights, tokens: &[u32]) -> Vec<f32> {
+    let mut run = Run { graph, weights, values: vec![Matrix::new(); graph.widths.len()], caches: vec![] };
+    run.caches.resize(graph.kv_layers.len(), (Matrix::new(), Matrix::new()));
+    for op in &graph.ops {
+        run.step(op, tokens);
+    }
+    run.value(graph.logits.expect("logits")).iter().flatten().map(|&v| v as f32).collect()
+}
+
+struct Run<'a> {
+    graph: &'a Graph,
+    weights: &'a Weights,
+    values: Vec<Matrix>,
+    /// Keys and values of each attention layer.
+    caches: Vec<(Matrix, Matrix)>,
+}
+
+impl Run<'_> {
+    fn value(&self, v: Value) -> &Matrix {
+        &self.values[v.0 as usize]
+    }
+
+    fn weight(&self, id: WeightId) -> Matrix {
+        let decl = &self.graph.weights[id.0 as usize];
+        let weight = self.weights.get(id);
+        let mut row = vec![0f32; decl.cols];
+        let rows = weight.bytes.chunks_exact(weight.bytes.len() / decl.rows).map(|bytes| {
+            dequantize_row(weight.ty, bytes, &mut row).expect("a whole row");
+            row.iter().map(|&v| f64::from(v)).collect()
+        });
+        rows.collect()
+    }
+
+    fn vector(&self, id: WeightId) -> Vec<f64> {
+        self.weight(id).concat()
+    }
+
+    fn step(&mut self, op: &Op, tokens: &[u32]) {
+        let (out, result) = match *op {
+            Op::Embed { out, table, scale } => {
+                let table = self.weight(table);
+                let row = |&t: &u32| table[t as usize].iter().map(|v| v * f64::from(scale)).collect();
+                (out, tokens.iter().map(row).collect())
+            }
+            Op::RmsNorm { out, x, weight, eps, group } => {
+                let weight = weight.map_or_else(|| vec![1.0; group], |w| self.vector(w));
+                (out, map_rows(self.value(x), |row| row.chunks(group).flat_map(|c| rms(c, &weight, eps)).collect()))
+            }
+            Op::MatMul { out, x, weight, bias } => {
+                let rows = self.weight(weight);
+                let bias = bias.map_or_else(|| vec![0.0; rows.len()], |b| self.vector(b));
+                let product = |x: &[f64]| rows.iter().zip(&bias).map(|(w, b)| dot(w, x) + b).collect();
+                (out, map_rows(self.value(x), product))
+            }
+            Op::Rope { out, x, head_dim, rope } => {
+                let table = self.frequencies(&self.graph.ropes[rope.0 as usize]);
+                let rope = &self.graph.ropes[rope.0 as usize];
+                let rows = self.value(x).iter().enumerate();
+                (
+                    out,
+                    rows.map(|(p, row)| row.chunks(head_dim).flat_map(|h| rotate(h, p, rope, &table)).collect())
+                        .collect(),
+                )
+            }
+            Op::Append { layer, k, v } => {
+                self.caches[layer.0 as usize] = (self.value(k).clone(), self.value(v).clone());
+                return;
+            }
+            Op::Attend { out, q, layer, rope, scale, softcap } => {
+                let geometry = self.graph.kv_layers[layer.0 as usize];
+                let rope = rope.map(|r| &self.graph.ropes[r.0 as usize]);
+                let rotated = match rope {
+                    None => self.value(q).clone(),
+                    Some(rope) => {
+                        let table = self.frequencies(rope);
+                        let rows = self.value(q).iter().enumerate();
+                        rows.map(|(p, row)| {
+                            row.chunks(geometry.k_head_dim).flat_map(|h| rotate(h, p, rope, &table)).collect()
+                        })
+                        .collect()
+                    }
+                };
+                let (k, v) = &self.caches[layer.0 as usize];
+                (out, attend(&rotated, k, v, geometry, f64::from(scale), softcap.map(f64::from)))
+            }
+            Op::GatedAct { out, gate, up, act } => {
+                let f = |g: f64| match act {
+                    Activation::Silu => g / (1.0 + (-g).exp()),
+                    Activation::GeluTanh => {
+                        0.5 * g * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g)).tanh())
+                    }
+                };
+                (out, zip_rows(self.value(gate), self.value(up), |g, u| f(g) * u))
+            }
+            Op::Add { out, a, b } => (out, zip_rows(self.value(a), self.value(b), |a, b| a + b)),
+            Op::Scale { out, x, factor } => (out, map_elements(self.value(x), |v| v * f64::from(factor))),
+            Op::SoftCap { out, x, cap } => {
+                let cap = f64::from(cap);
+                (out, map_elements(self.value(x), |v| cap * (v / cap).tanh()))
+            }
+            Op::SelectOutputs { out, x } => (out, self.value(x).clone()),
+            Op::Columns { out, x, start } => {
+                let width = self.graph.width(out);
+                (out, map_rows(self.value(x), |row| row[start..start + width].to_vec()))
+            }
+        };
+        self.values[out.0 as usize] = result;
+    }
+
+    /// Frequency of each pair, and the factor of both cosine and sine.
+    fn frequencies(&self, rope: &Rope) -> (Vec<f64>, f64) {
+        let half = rope.n_rot / 2;
+        let divisors = rope.freq_divisors.map_or_else(|| vec![1.0; half], |d| self.vector(d));
+        let n_rot = rope.n_rot as f64;
+        let base = f64::from(rope.base);
+        let plain = (0..half).map(|i| base.powf(-2.0 * i as f64 / n_rot) / divisors[i]);
+        match rope.scaling {
+            RopeScaling::None => (plain.collect(), 1.0),
+            RopeScaling::Linear { factor } => (plain.map(|f| f / f64::from(factor)).collect(), 1.0),
+            RopeScaling::Yarn { factor, original_context, ext_factor, attn_factor, beta_fast, beta_slow } => {
+                let factor = f64::from(factor);
+                let corrected = |beta: f32| {
+                    let turns = f64::from(original_context) / (2.0 * std::f64::consts::PI * f64::from(beta));
+                    n_rot * turns.ln() / (2.0 * base.ln())
+                };
+                let low = corrected(beta_fast).floor().max(0.0);
+                let high = corrected(beta_slow).ceil().min(n_rot - 1.0);
+                let kept = |i: usize| {
+                    let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    (1.0 - ramp) * f64::from(ext_factor)
+                };
+                let mixed = plain.enumerate().map(|(i, f)| f / factor * (1.0 - kept(i)) + f * kept(i)).collect();
+                (mixed, (0.1 * factor.ln() + 1.0) * f64::from(attn_factor))
+            }
+            RopeScaling::Llama3 { factor, low, high, original_context } => {
+                let (factor, low, high) = (f64::from(factor), f64::from(low), f64::from(high));
+                let divide = |f: f64| {
+                    let turns = f64::from(original_context) * f / (2.0 * std::f64::consts::PI);
+                    let s = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    f * ((1.0 - s) / factor + s)
+                };
+                (plain.map(divide).collect(), 1.0)
+            }
+        }
+    }
+}
+
+fn rotate(head: &[f64], position: usize, rope: &Rope, (frequencies, magnitude): &(Vec<f64>, f64)) -> Vec<f64> {
+    let mut out = head.to_vec();
+    for (i, f) in frequencies.iter().enumerate() {
+        let (a, b) = match rope.pairing {
+            RopePairing::Norm => (2 * i, 2 * i + 1),
+            RopePairing::Neox => (i, i + rope.n_rot / 2),
+        };
+        let (sin, cos) = (position as f64 * f).sin_cos();
+        out[a] = magnitude * (head[a] * cos - head[b] * sin);
+        out[b] = magnitude * (head[a] * sin + head[b] * cos);
+    }
+    out
+}
+
+fn attend(q: &Matrix, k: &Matrix, v: &Matrix, g: KvGeometry, scale: f64, softcap: Option<f64>) -> Matrix {
+    let row = |(p, q): (usize, &Vec<f64>)| {
+        let heads: Vec<&[f64]> = q.chunks(g.k_head_dim).collect();
+        let sharing = heads.len() / g.n_kv_heads;
+        let first = g.window.map_or(0, |w| (p + 1).saturating_sub(w));
+        let head = |(h, q): (usize, &&[f64])| {
+            let (k0, v0) = (h / sharing * g.k_head_dim, h / sharing * g.v_head_dim);
+            let score = |t: usize| {
+                let s = scale * dot(q, &k[t][k0..k0 + g.k_head_dim]);
+                softcap.map_or(s, |cap| cap * (s / cap).tanh())
+            };
+            let scores: Vec<f64> = (first..=p).map(score).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let exps: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let sum: f64 = exps.iter().sum();
+            let element = |i: usize| exps.iter().enumerate().map(|(t, e)| e * v[first + t][v0 + i]).sum::<f64>() / sum;
+            (0..g.v_head_dim).map(element).collect::<Vec<f64>>()
+        };
+        heads.iter().enumerate().flat_map(head).collect()
+    };
+    q.iter().enumerate().map(row).collect()
+}
+
+fn rms(x: &[f64], weight: &[f64], eps: f32) -> Vec<f64> {
+    let mean = dot(x, x) / x.len() as f64;
+    let factor = 1.0 / (mean + f64::from(eps)).sqrt();
+    x.iter().zip(weight).map(|(x, w)| x * factor * w).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn map_rows(x: &Matrix, f: impl Fn(&[f64]) -> Vec<f64>) -> Matrix {
+    x.iter().map(|row| f(row)).collect()
+}
+
+fn map_elements(x: &Matrix, f: impl Fn(f64) -> f64) -> Matrix {
+    map_rows(x, |row| row.iter().map(|&v| f(v)).collect())
+}
+
+fn zip_rows(a: &Matrix, b: &Matrix, f: impl Fn(f64, f64) -> f64) -> Matrix {
+    a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()).collect()
+}
