@@ -12,4 +12,3 @@ mod weights;
 pub use error::{Dims, ModelError};
 pub use file_type::FileType;
 pub use model::{ChatTemplates, LoadStage, Model, Sizes};
-pub use weights::{WeightRef, Weights};

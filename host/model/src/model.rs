@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use opencoti_compute::graph::Graph;
+use opencoti_compute::weights::Weight;
 
 use crate::arch::Architecture;
 use crate::error::ModelError;
 use crate::file_type::FileType;
 use crate::gguf::GgufFile;
 use crate::hparams::HParams;
-use crate::weights::Weights;
+use crate::weights;
 
 /// A model ready for an executor.
 #[derive(Clone, Debug)]
@@ -22,8 +23,8 @@ pub struct Model {
     pub hparams: HParams,
     /// The operations.
     pub graph: Graph,
-    /// What they work with.
-    pub weights: Weights,
+    /// What they work with, in the order of the graph's declarations; the bytes stay in the mapped file.
+    pub weights: Vec<Weight>,
     /// Chat templates as the file carries them.
     pub chat_templates: ChatTemplates,
     /// How large it is.
@@ -91,7 +92,7 @@ impl Model {
         Ok(Model {
             architecture: architecture.name,
             name: file.metadata().str("general.name")?.map(str::to_owned),
-            weights: Weights::bind(&graph, &file)?,
+            weights: weights::bind(&graph, &file)?,
             chat_templates: ChatTemplates::read(&file)?,
             sizes: Sizes::of(&file)?,
             hparams,

@@ -1,51 +1,28 @@
-//! The tensors a graph refers to, as slices of the mapped file.
+//! Binding the tensors of a file to the weights a graph declares.
 
-use opencoti_compute::graph::{Graph, WeightId};
+use std::sync::Arc;
+
+use opencoti_compute::graph::Graph;
 use opencoti_compute::quant::WeightType;
+use opencoti_compute::weights::Weight;
 
 use crate::error::{Dims, ModelError};
 use crate::gguf::{GgufFile, TensorData};
 
-/// The weights of a graph by their ids. Keeps the file mapped; cloning shares the mapping.
-#[derive(Clone, Debug)]
-pub struct Weights {
-    tensors: Vec<(WeightType, TensorData)>,
-}
-
-/// One weight: `rows` rows of `cols` elements, each row whole blocks of its type.
-#[derive(Clone, Copy, Debug)]
-pub struct WeightRef<'a> {
-    /// Element type.
-    pub ty: WeightType,
-    /// The rows, one after the other.
-    pub bytes: &'a [u8],
-}
-
-impl Weights {
-    /// Binds each weight that `graph` declares to the tensor of its name.
-    ///
-    /// # Errors
-    /// A tensor is missing, of another shape, or of a type that is no weight type.
-    pub fn bind(graph: &Graph, file: &GgufFile) -> Result<Weights, ModelError> {
-        let tensors = graph.weights.iter().map(|decl| find_weight(file, &decl.name, decl.cols, decl.rows));
-        Ok(Weights { tensors: tensors.collect::<Result<_, _>>()? })
-    }
-
-    /// The weight of this id of the graph that was bound.
-    pub fn get(&self, id: WeightId) -> WeightRef<'_> {
-        let (ty, tensor) = &self.tensors[id.0 as usize];
-        WeightRef { ty: *ty, bytes: tensor.bytes() }
-    }
-
-    /// Number of weights.
-    pub fn len(&self) -> usize {
-        self.tensors.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
-    }
+/// A weight for each declaration of `graph`, in their order. The bytes stay in the mapped file, which each weight keeps alive.
+///
+/// # Errors
+/// A tensor is missing, of another shape, or of a type that is no weight type.
+pub(crate) fn bind(graph: &Graph, file: &GgufFile) -> Result<Vec<Weight>, ModelError> {
+    let weights = graph.weights.iter().map(|decl| {
+        let (ty, tensor) = find_weight(file, &decl.name, decl.cols, decl.rows)?;
+        Weight::new(ty, decl.rows, decl.cols, Arc::new(tensor)).map_err(|e| ModelError::Tensor {
+            file: file.name().to_owned(),
+            tensor: decl.name.clone(),
+            detail: format!("cannot be used: {e}"),
+        })
+    });
+    weights.collect()
 }
 
 /// The tensor of this name, checked to be of a weight type and to have `rows` rows of `cols` elements.

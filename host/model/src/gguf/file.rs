@@ -50,6 +50,12 @@ impl TensorData {
     }
 }
 
+impl AsRef<[u8]> for TensorData {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 impl GgufFile {
     /// Maps a model. Any part of a split model may be named; all its parts are found beside it.
     ///

@@ -8,6 +8,8 @@ use super::{DEFAULT_ALIGNMENT, GgufError, Metadata, TensorType, Value};
 
 /// Tensors have at most four dimensions.
 const MAX_DIMS: u32 = 4;
+/// Smallest alignment of tensor data, that of the widest element.
+const MIN_ALIGNMENT: u32 = 8;
 /// Smallest bytes of a key: length of the name, type, one byte of value.
 const MIN_KEY_BYTES: usize = 8 + 4 + 1;
 /// Smallest bytes of a tensor info: length of the name, dimension count, one dimension, type, offset.
@@ -136,8 +138,9 @@ fn read_alignment(metadata: &Metadata) -> Result<usize, GgufError> {
     let Some(alignment) = metadata.u32("general.alignment")? else {
         return Ok(DEFAULT_ALIGNMENT);
     };
-    if !alignment.is_power_of_two() {
-        return Err(metadata.unexpected("general.alignment", "a power of two"));
+    // Executors read elements in place, so the widest of them must lie aligned.
+    if !alignment.is_power_of_two() || alignment < MIN_ALIGNMENT {
+        return Err(metadata.unexpected("general.alignment", "a power of two of at least 8"));
     }
     usize::try_from(alignment).map_err(|_| metadata.unexpected("general.alignment", "a size of this machine"))
 }

@@ -222,8 +222,8 @@ fn names_that_occur_twice_are_refused() {
 }
 
 #[test]
-fn alignments_that_are_no_power_of_two_are_refused() {
-    for alignment in [0, 3, 48] {
+fn alignments_that_are_no_power_of_two_or_too_small_are_refused() {
+    for alignment in [0, 3, 4, 48] {
         let bytes = GgufWriter::new().key("general.alignment", Value::U32(alignment)).to_bytes();
         assert!(refusal(&bytes).contains("expected a power of two"));
     }

@@ -1,13 +1,12 @@
 //! A plain f64 interpreter of graphs: no cache, no batching, no speed. One sequence from position 0, all rows at once.
 
 use opencoti_compute::graph::{Activation, Graph, KvGeometry, Op, Rope, RopePairing, RopeScaling, Value, WeightId};
-use opencoti_compute::quant::dequantize_row;
-use opencoti_model::Weights;
+use opencoti_compute::weights::Weight;
 
 type Matrix = Vec<Vec<f64>>;
 
 /// Logits of every row of `tokens`, as f32, one row after the other.
-pub(crate) fn logits(graph: &Graph, weights: &Weights, tokens: &[u32]) -> Vec<f32> {
+pub(crate) fn logits(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
     let mut run = Run { graph, weights, values: vec![Matrix::new(); graph.widths.len()], caches: vec![] };
     run.caches.resize(graph.kv_layers.len(), (Matrix::new(), Matrix::new()));
     for op in &graph.ops {
@@ -18,7 +17,7 @@ pub(crate) fn logits(graph: &Graph, weights: &Weights, tokens: &[u32]) -> Vec<f3
 
 struct Run<'a> {
     graph: &'a Graph,
-    weights: &'a Weights,
+    weights: &'a [Weight],
     values: Vec<Matrix>,
     /// Keys and values of each attention layer.
     caches: Vec<(Matrix, Matrix)>,
@@ -30,14 +29,8 @@ impl Run<'_> {
     }
 
     fn weight(&self, id: WeightId) -> Matrix {
-        let decl = &self.graph.weights[id.0 as usize];
-        let weight = self.weights.get(id);
-        let mut row = vec![0f32; decl.cols];
-        let rows = weight.bytes.chunks_exact(weight.bytes.len() / decl.rows).map(|bytes| {
-            dequantize_row(weight.ty, bytes, &mut row).expect("a whole row");
-            row.iter().map(|&v| f64::from(v)).collect()
-        });
-        rows.collect()
+        let weight = &self.weights[id.0 as usize];
+        weight.to_f32().chunks_exact(weight.cols()).map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect()
     }
 
     fn vector(&self, id: WeightId) -> Vec<f64> {
