@@ -1,1 +1,52 @@
-fn main() {}
+//! Set-up, tests and measurements: everything a developer types.
+
+mod cache;
+mod licences;
+mod models;
+mod python;
+mod run;
+mod test;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  run [--model NAME|FILE] [-- FLAGS]   build host and plugins, fetch the model, write opencoti.toml if there is none,
+                                       start the server on 127.0.0.1:8080 and print a curl line
+  test [--fast]                        format, lints, licences, all tests, fuzzing for a bounded time, the OpenAI client's
+                                       session; --fast leaves out the last two
+  fetch NAME                           fetch a model into the cache and print its path
+  fuzz [TARGET] [--seconds N]          run one or all fuzz targets
+  licences                             check the licences of all dependencies against deny.toml
+
+Models: smollm2 (default), gemma3-270m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b
+The cache is $OPENCOTI_CACHE, else opencoti/ in the user's cache folder.
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match args.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", &[][..]),
+    };
+    let result = match command {
+        "run" => run::run(rest),
+        "test" => test::test(rest),
+        "fetch" => models::fetch_command(rest),
+        "fuzz" => test::fuzz(rest),
+        "licences" => licences::check(),
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => Err(anyhow::anyhow!("`{other}` is no command; `cargo xtask help` lists them")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("xtask: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! `cargo xtask test`: everything, with nothing to install by hand.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::cache::{self, cargo};
+use crate::{licences, models, python, run};
+
+/// Plugins that tests load, beside the distribution.
+const TEST_PLUGINS: [&str; 1] = ["faulty"];
+/// Seconds for each fuzz target in a test run.
+const FUZZ_SECONDS: &str = "20";
+
+/// `cargo xtask test`.
+pub fn test(args: &[String]) -> Result<()> {
+    let fast = args.iter().any(|a| a == "--fast");
+    step("format", || cache::run(cargo().args(["fmt", "--all", "--check"])))?;
+    step("lints", || {
+        cache::run(cargo().args(["clippy", "--profile", "ci", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+    })?;
+    step("licences", licences::check)?;
+    let plugins: Vec<&str> = run::DISTRIBUTION.into_iter().chain(TEST_PLUGINS).collect();
+    let mut folder = None;
+    step("host and plugins", || {
+        folder = Some(run::build("ci", &plugins)?);
+        Ok(())
+    })?;
+    let folder = folder.context("nothing was built")?;
+    step("tests", || {
+        cache::run(cargo().args(["test", "--profile", "ci", "--workspace"]).env("OPENCOTI_TEST_PLUGINS", &folder))
+    })?;
+    if fast {
+        return Ok(());
+    }
+    step("fuzzing", || fuzz(&["--seconds".to_owned(), FUZZ_SECONDS.to_owned()]))?;
+    step("OpenAI client", || client(&folder))?;
+    Ok(())
+}
+
+/// `cargo xtask fuzz`.
+pub fn fuzz(args: &[String]) -> Result<()> {
+    cache::run(cargo().args(["run", "--profile", "ci", "--package", "opencoti-fuzz", "--quiet", "--"]).args(args))
+}
+
+/// The scripted session of the OpenAI Python client against a running server.
+fn client(folder: &std::path::Path) -> Result<()> {
+    let model = models::fetch(&models::MODELS[0])?;
+    let python = python::environment("tests/python/requirements.txt")?;
+    cache::run(
+        Command::new(python)
+            .arg(cache::workspace().join("tests/python/session.py"))
+            .arg(folder.join("opencoti"))
+            .arg(model)
+            .current_dir(cache::workspace()),
+    )
+}
+
+fn step(name: &str, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    eprintln!("== {name}");
+    let start = Instant::now();
+    body().with_context(|| format!("step `{name}`"))?;
+    eprintln!("== {name}: done in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
