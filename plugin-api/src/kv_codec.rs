@@ -98,8 +98,9 @@ pub struct KvCodecVtbl {
     pub close: unsafe extern "C" fn(codec: *mut c_void, error: *mut TextBuf) -> Status,
     /// `[any-thread]` Describes an opened codec, writing at most `out->size` bytes.
     pub layout: unsafe extern "C" fn(codec: *mut c_void, out: *mut CodecLayout, error: *mut TextBuf) -> Status,
-    /// `[worker, re-entrant]` Encodes `n` rows into slots `first_slot ..` of a tile. Slots are written in order, each
-    /// once; a tile starts with undefined bytes.
+    /// `[worker, re-entrant]` Encodes `n` rows into slots `first_slot ..` of a tile. Slots are written in order; a tile
+    /// starts with undefined bytes. When tokens are taken back, writing goes on at an earlier slot: from there on the
+    /// tile's slots are undefined again, those before stay as they are.
     pub append: unsafe extern "C" fn(
         codec: *mut c_void,
         tile: *mut u8,

@@ -1,0 +1,401 @@
+//! The cache: stores and sequences, and what keeps them consistent.
+
+use opencoti_compute::plan::StoreView;
+use opencoti_plugin_api::PAGE_TOKENS;
+
+use crate::arena;
+use crate::config::CacheConfig;
+use crate::error::{ConfigError, KvError};
+use crate::planning::Pending;
+use crate::prefix::{self, Prefix};
+use crate::sequence::{PageEntry, Phase, Promise, SeqId, Sequence, Sequences, Table, first_held};
+use crate::store::Store;
+
+/// Pages, sequences and the step that is being run.
+pub struct Cache {
+    pub(crate) config: CacheConfig,
+    pub(crate) stores: Vec<Store>,
+    /// The store in which each group's new pages are.
+    pub(crate) active: Vec<usize>,
+    pub(crate) sequences: Sequences,
+    pub(crate) pending: Option<Pending>,
+    pub(crate) steps: u64,
+    clock: u64,
+}
+
+impl Cache {
+    /// Allocates every store, or says what is wrong with the sizes.
+    pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let mut asked = 0u64;
+        for group in &config.groups {
+            let plan = config.store_plan(group)?;
+            asked = (plan.page_bytes as u64)
+                .checked_mul(plan.n_pages as u64)
+                .and_then(|bytes| bytes.checked_add(asked))
+                .ok_or_else(|| ConfigError::TooLarge { group: group.name.clone() })?;
+        }
+        if let Some(available) = arena::available_bytes().filter(|&available| asked > available) {
+            return Err(ConfigError::Memory { asked, available });
+        }
+        let stores: Vec<Store> =
+            (0..config.groups.len()).map(|group| Store::new(&config, group as u32)).collect::<Result<_, _>>()?;
+        Ok(Cache {
+            active: (0..stores.len()).collect(),
+            stores,
+            config,
+            sequences: Sequences::default(),
+            pending: None,
+            steps: 0,
+            clock: 0,
+        })
+    }
+
+    /// The configuration it was made of.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// The stores as executors see them, in the order to which plans refer. Valid while the cache lives.
+    pub fn views(&self) -> Vec<StoreView> {
+        self.stores.iter().map(|s| s.view.clone()).collect()
+    }
+
+    /// A new empty sequence, with nothing promised to it.
+    pub fn create(&mut self) -> SeqId {
+        let n_groups = self.active.len();
+        let last_used = self.tick();
+        self.sequences.insert(Sequence {
+            tokens: Vec::new(),
+            committed: 0,
+            tables: vec![Table::new(); n_groups],
+            promises: vec![Promise::default(); n_groups],
+            phase: Phase::Live,
+            in_flight: false,
+            last_used,
+        })
+    }
+
+    /// Starts a request: a sequence that begins with `prefix`, if there is one, with room promised for `new_tokens`
+    /// more in every store at once. An idle sequence of which the prefix is the whole is taken over, any other is
+    /// forked. On an error nothing has changed.
+    pub fn admit(&mut self, prefix: Option<Prefix>, new_tokens: usize) -> Result<SeqId, KvError> {
+        let Some(Prefix { donor, tokens }) = prefix else {
+            let seq = self.create();
+            return match self.reserve(seq, new_tokens) {
+                Ok(()) => Ok(seq),
+                Err(error) => self.release(seq).and(Err(error)),
+            };
+        };
+        let source = self.sequences.get(donor)?;
+        if source.phase == Phase::Idle && source.committed == tokens {
+            let last_used = source.last_used;
+            self.resume(donor)?;
+            if let Err(error) = self.reserve(donor, new_tokens) {
+                self.put_to_sleep(donor)?.last_used = last_used;
+                return Err(error);
+            }
+            return Ok(donor);
+        }
+        let seq = self.fork(donor, tokens)?;
+        match self.reserve(seq, new_tokens) {
+            Ok(()) => Ok(seq),
+            Err(error) => self.release(seq).and(Err(error)),
+        }
+    }
+
+    /// A new sequence of the first `n` tokens of `donor`, at any token and without a copy: it reads the donor's pages
+    /// and goes on in its own. Fails when these tokens are not written, or when a window has released them.
+    pub fn fork(&mut self, donor: SeqId, n: usize) -> Result<SeqId, KvError> {
+        let source = self.sequences.get(donor)?;
+        let refuse = |reason| KvError::CannotShare { donor, asked: n, reason };
+        if source.phase == Phase::Doomed {
+            return Err(KvError::UnknownSequence(donor));
+        }
+        if n > source.committed {
+            return Err(refuse("it has not written as many"));
+        }
+        if self.feasible(source, n) != n {
+            return Err(refuse("its sliding window has released tokens that they need"));
+        }
+        let tables: Vec<Table> = (0..self.active.len()).map(|group| self.shared_table(source, group, n)).collect();
+        for (group, table) in tables.iter().enumerate() {
+            let store = &self.stores[self.active[group]];
+            let asked = match store.window {
+                Some(_) => table.len(),
+                None => table.iter().filter(|e| store.pages[e.page as usize].live == 0).count(),
+            };
+            if asked > store.headroom() {
+                return Err(store.full(asked).into());
+            }
+        }
+        let tokens = source.tokens[..n].to_vec();
+        for entry in tables.iter().flatten() {
+            self.stores[entry.store as usize].share(entry.page, entry.len);
+        }
+        let last_used = self.tick();
+        self.sequences.get_mut(donor)?.last_used = last_used;
+        let seq = self.create();
+        let child = self.sequences.get_mut(seq)?;
+        child.committed = n;
+        child.tokens = tokens;
+        child.tables = tables;
+        Ok(seq)
+    }
+
+    /// Promises a running sequence the pages for `new_tokens` more; replaces what was promised before. What it has not
+    /// taken when it is released or retained is given back.
+    pub fn reserve(&mut self, seq: SeqId, new_tokens: usize) -> Result<(), KvError> {
+        let sequence = self.live(seq)?;
+        let mut promises = Vec::with_capacity(self.active.len());
+        for (group, &store) in self.active.iter().enumerate() {
+            let store = &self.stores[store];
+            let table = &sequence.tables[group];
+            let pages = new_pages(store, table, seq, new_tokens);
+            let promise = match store.window {
+                None => Promise { quota: pages, drawn: 0 },
+                Some(_) => {
+                    let quota = pages.saturating_add(table.len()).min(store.slot_pages).max(table.len());
+                    Promise { quota, drawn: table.len() }
+                }
+            };
+            let asked = promise.open().saturating_sub(sequence.promises[group].open());
+            if asked > store.headroom() {
+                return Err(store.full(asked).into());
+            }
+            promises.push(promise);
+        }
+        let sequence = self.sequences.get_mut(seq)?;
+        for (group, promise) in promises.into_iter().enumerate() {
+            let store = &mut self.stores[self.active[group]];
+            store.promised = store.promised - sequence.promises[group].open() + promise.open();
+            sequence.promises[group] = promise;
+        }
+        Ok(())
+    }
+
+    /// Shortens a sequence to at most `n` tokens and returns how many were kept. That is `n`, or 0 where a sliding
+    /// window has released what the tokens after `n` need; the last `rollback_tokens` can always be taken back.
+    pub fn truncate(&mut self, seq: SeqId, n: usize) -> Result<usize, KvError> {
+        let sequence = self.live(seq)?;
+        if sequence.in_flight {
+            return Err(KvError::InFlight(seq));
+        }
+        let kept = self.feasible(sequence, n.min(sequence.committed));
+        self.cut(seq, kept)?;
+        Ok(kept)
+    }
+
+    /// Ends a sequence. When a step is writing it, it goes as the step ends.
+    pub fn release(&mut self, seq: SeqId) -> Result<(), KvError> {
+        let sequence = self.sequences.get_mut(seq)?;
+        if sequence.in_flight {
+            sequence.phase = Phase::Doomed;
+            return Ok(());
+        }
+        if sequence.phase != Phase::Idle {
+            self.put_to_sleep(seq)?;
+        }
+        self.forget(seq);
+        Ok(())
+    }
+
+    /// Ends the use of a sequence but keeps it for prefix reuse until its pages are needed.
+    pub fn retain(&mut self, seq: SeqId) -> Result<(), KvError> {
+        let sequence = self.live(seq)?;
+        if sequence.in_flight {
+            return Err(KvError::InFlight(seq));
+        }
+        if sequence.committed == 0 {
+            return self.release(seq);
+        }
+        let now = self.tick();
+        self.put_to_sleep(seq)?.last_used = now;
+        while self.idle().count() > self.config.recent_sequences {
+            self.evict_lru();
+        }
+        Ok(())
+    }
+
+    /// Takes an idle sequence into use again, as it is.
+    pub fn resume(&mut self, seq: SeqId) -> Result<(), KvError> {
+        let sequence = self.sequences.get(seq)?;
+        if sequence.phase != Phase::Idle {
+            return Err(KvError::NotIdle(seq));
+        }
+        for (group, table) in sequence.tables.iter().enumerate() {
+            let store = &self.stores[self.active[group]];
+            let asked = match store.window {
+                Some(_) => table.len(),
+                None => table.iter().filter(|e| store.pages[e.page as usize].live == 0).count(),
+            };
+            if asked > store.headroom() {
+                return Err(store.full(asked).into());
+            }
+        }
+        for entry in sequence.tables.iter().flatten() {
+            self.stores[entry.store as usize].wake(entry.page);
+        }
+        let now = self.tick();
+        let sequence = self.sequences.get_mut(seq)?;
+        sequence.phase = Phase::Live;
+        sequence.last_used = now;
+        Ok(())
+    }
+
+    /// Drops the idle sequence that was used least recently; `None` when no sequence is idle.
+    pub fn evict_lru(&mut self) -> Option<SeqId> {
+        let (seq, sequence) = self.idle().min_by_key(|(_, s)| s.last_used)?;
+        tracing::debug!(sequence = %seq, tokens = sequence.committed, "evicting an idle sequence");
+        self.forget(seq);
+        Some(seq)
+    }
+
+    /// The longest prefix of `tokens` that some running or idle sequence has written and can share. To have a token
+    /// left to evaluate, ask for all but the last one.
+    pub fn longest_prefix(&self, tokens: &[u32]) -> Option<Prefix> {
+        let candidates = self.sequences.iter().filter(|(_, s)| s.phase != Phase::Doomed);
+        prefix::longest(candidates, tokens, |sequence, n| self.feasible(sequence, n))
+    }
+
+    /// Tokens of a sequence, those of a planned step included.
+    pub fn tokens(&self, seq: SeqId) -> Result<&[u32], KvError> {
+        Ok(&self.sequences.get(seq)?.tokens)
+    }
+
+    /// Tokens whose keys and values are written.
+    pub fn committed(&self, seq: SeqId) -> Result<usize, KvError> {
+        Ok(self.sequences.get(seq)?.committed)
+    }
+
+    /// A sequence's page table in one group, oldest first.
+    pub fn page_table(&self, seq: SeqId, group: usize) -> Result<Vec<PageEntry>, KvError> {
+        Ok(self.sequences.get(seq)?.tables[group].iter().copied().collect())
+    }
+
+    /// Sequences in use.
+    pub fn live_sequences(&self) -> usize {
+        self.sequences.iter().filter(|(_, s)| s.phase != Phase::Idle).count()
+    }
+
+    /// Idle sequences.
+    pub fn idle_sequences(&self) -> usize {
+        self.idle().count()
+    }
+
+    fn idle(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
+        self.sequences.iter().filter(|(_, s)| s.phase == Phase::Idle)
+    }
+
+    pub(crate) fn live(&self, seq: SeqId) -> Result<&Sequence, KvError> {
+        let sequence = self.sequences.get(seq)?;
+        match sequence.phase {
+            Phase::Live => Ok(sequence),
+            Phase::Idle => Err(KvError::Idle(seq)),
+            Phase::Doomed => Err(KvError::UnknownSequence(seq)),
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// The most tokens, at most `n`, after which a sequence could go on: 0 or `n`, since a window that reaches back
+    /// far enough for `n` does so for every later one.
+    fn feasible(&self, sequence: &Sequence, n: usize) -> usize {
+        let reaches = |(group, table): (usize, &Table)| match self.stores[self.active[group]].window {
+            None => true,
+            Some(window) => {
+                let held = first_held(table) as usize;
+                held == 0 || n + 1 >= held + window
+            }
+        };
+        if sequence.tables.iter().enumerate().all(reaches) { n } else { 0 }
+    }
+
+    /// The entries that a fork at `n` shares in one group.
+    fn shared_table(&self, source: &Sequence, group: usize, n: usize) -> Table {
+        let n = n as u32;
+        let oldest = self.oldest_needed(group, n as usize);
+        source.tables[group]
+            .iter()
+            .filter(|e| e.end() > oldest && e.start_pos < n)
+            .map(|e| PageEntry { len: e.len.min(n - e.start_pos), ..*e })
+            .collect()
+    }
+
+    /// First position that a sequence of `n` tokens must keep in a group, so that it can go on and be shortened by
+    /// `rollback_tokens`.
+    pub(crate) fn oldest_needed(&self, group: usize, n: usize) -> u32 {
+        match self.stores[self.active[group]].window {
+            None => 0,
+            Some(window) => (n + 1).saturating_sub(window + self.config.rollback_tokens) as u32,
+        }
+    }
+
+    /// Shortens a running sequence to `n` tokens, for which its tables reach back far enough.
+    pub(crate) fn cut(&mut self, seq: SeqId, n: usize) -> Result<(), KvError> {
+        let sequence = self.sequences.get_mut(seq)?;
+        for group in 0..self.active.len() {
+            let mut freed = 0;
+            let table = &mut sequence.tables[group];
+            while let Some(last) = table.back_mut() {
+                if (last.start_pos as usize) < n {
+                    last.len = last.len.min(n as u32 - last.start_pos);
+                    break;
+                }
+                freed += usize::from(self.stores[last.store as usize].drop_live(last.page, seq.index));
+                table.pop_back();
+            }
+            let store = &mut self.stores[self.active[group]];
+            settle(store, &mut sequence.promises[group], table.len(), 0, freed);
+        }
+        sequence.tokens.truncate(n);
+        sequence.committed = sequence.committed.min(n);
+        Ok(())
+    }
+
+    /// Makes a running sequence idle and gives back what it was promised.
+    fn put_to_sleep(&mut self, seq: SeqId) -> Result<&mut Sequence, KvError> {
+        let sequence = self.sequences.get_mut(seq)?;
+        for entry in sequence.tables.iter().flatten() {
+            self.stores[entry.store as usize].sleep(entry.page);
+        }
+        for (group, promise) in sequence.promises.iter_mut().enumerate() {
+            self.stores[self.active[group]].promised -= promise.open();
+            *promise = Promise::default();
+        }
+        sequence.phase = Phase::Idle;
+        Ok(sequence)
+    }
+
+    /// Removes an idle sequence.
+    fn forget(&mut self, seq: SeqId) {
+        if let Some(sequence) = self.sequences.remove(seq) {
+            for entry in sequence.tables.iter().flatten() {
+                self.stores[entry.store as usize].drop_idle(entry.page, seq.index);
+            }
+        }
+    }
+}
+
+/// Pages that `n` more tokens take after what a table ends with.
+pub(crate) fn new_pages(store: &Store, table: &Table, seq: SeqId, n: usize) -> usize {
+    let spare = match table.back() {
+        Some(last) if store.may_append(last.page, last.len, seq.index) => PAGE_TOKENS - last.len as usize,
+        _ => 0,
+    };
+    n.saturating_sub(spare).div_ceil(PAGE_TOKENS)
+}
+
+/// Brings a sequence's promise up to date after it took and freed pages and holds `held` now.
+pub(crate) fn settle(store: &mut Store, promise: &mut Promise, held: usize, taken: usize, freed: usize) {
+    let before = promise.open();
+    promise.drawn = match store.window {
+        Some(_) => held,
+        // What a sequence frees itself it may take again.
+        None => (promise.drawn + taken).min(promise.quota).saturating_sub(freed),
+    };
+    store.promised = store.promised - before + promise.open();
+}

@@ -1,0 +1,141 @@
+//! What a cache is made of, and how large each store must be.
+
+use opencoti_compute::graph::KvGeometry;
+use opencoti_compute::plan::{LayerTiles, TileSide};
+use opencoti_plugin_api::PAGE_TOKENS;
+use opencoti_plugin_api::host::Codec;
+use opencoti_plugin_api::kv_codec::Side;
+
+use crate::error::ConfigError;
+
+/// Alignment of every tile, in bytes: a cache line, and the widest vector register.
+const TILE_ALIGN: usize = 64;
+
+/// One cache group: layers of equal geometry and the codecs of their keys and values.
+#[derive(Clone)]
+pub struct GroupConfig {
+    /// Name for messages and metrics, for example `kv` or `swa`.
+    pub name: String,
+    /// Geometry that all its layers have.
+    pub geometry: KvGeometry,
+    /// Layers.
+    pub n_layers: usize,
+    /// Codec of the keys, opened for `geometry.k_head_dim`.
+    pub k: Codec,
+    /// Codec of the values, opened for `geometry.v_head_dim`.
+    pub v: Codec,
+}
+
+/// Sizes of a cache.
+#[derive(Clone)]
+pub struct CacheConfig {
+    /// Cache groups, in the order of the graph's.
+    pub groups: Vec<GroupConfig>,
+    /// Tokens that the stores of full attention hold, all sequences together; rounded up to pages.
+    pub capacity_tokens: usize,
+    /// Sequences that run at once. Stores of sliding windows hold one window for each.
+    pub slots: usize,
+    /// Idle sequences kept for prefix reuse; the least recently used goes first.
+    pub recent_sequences: usize,
+    /// Most tokens in one step.
+    pub step_tokens: usize,
+    /// Tokens at the end of a sequence that can always be taken back, whatever its windows have released: rejected
+    /// drafts, or the last token of a prompt that is in the cache as a whole. At least 1.
+    pub rollback_tokens: usize,
+}
+
+/// Pages of a group: how they are laid out and how many of them there are.
+pub(crate) struct StorePlan {
+    pub(crate) layers: Vec<LayerTiles>,
+    pub(crate) page_bytes: usize,
+    pub(crate) n_pages: usize,
+    /// Most pages that one sequence has at once in a windowed group, ordinary forks included.
+    pub(crate) slot_pages: usize,
+}
+
+impl CacheConfig {
+    /// Checks everything that can be checked without memory.
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let positive = |field, value: usize| match value {
+            0 => Err(ConfigError::Zero { field }),
+            _ => Ok(()),
+        };
+        positive("groups", self.groups.len())?;
+        positive("capacity_tokens", self.capacity_tokens)?;
+        positive("slots", self.slots)?;
+        positive("step_tokens", self.step_tokens)?;
+        positive("rollback_tokens", self.rollback_tokens)?;
+        for group in &self.groups {
+            positive("n_layers", group.n_layers)?;
+            positive("n_kv_heads", group.geometry.n_kv_heads)?;
+            if let Some(window) = group.geometry.window {
+                positive("window", window)?;
+            }
+            group.check_codec(Side::K, &group.k, group.geometry.k_head_dim)?;
+            group.check_codec(Side::V, &group.v, group.geometry.v_head_dim)?;
+        }
+        Ok(())
+    }
+
+    /// Layout and size of a group's store.
+    pub(crate) fn store_plan(&self, group: &GroupConfig) -> Result<StorePlan, ConfigError> {
+        let too_large = || ConfigError::TooLarge { group: group.name.clone() };
+        let (layers, page_bytes) = group.layout().ok_or_else(too_large)?;
+        let capacity_pages = self.capacity_tokens.div_ceil(PAGE_TOKENS);
+        let Some(window) = group.geometry.window else {
+            return Ok(StorePlan { layers, page_bytes, n_pages: capacity_pages, slot_pages: usize::MAX });
+        };
+        // One page more because a window does not start at a page's first slot, one because a fork cuts a page short.
+        let pages = |tokens: Option<usize>| tokens.map(|t| t.div_ceil(PAGE_TOKENS) + 2).ok_or_else(too_large);
+        let kept = window.checked_add(self.rollback_tokens);
+        let idle_pages = pages(kept)?.min(capacity_pages + 1);
+        let slot_pages = pages(kept.and_then(|t| t.checked_add(self.step_tokens)))?.min(capacity_pages + 1);
+        let n_pages = self
+            .slots
+            .checked_mul(slot_pages)
+            .zip(self.recent_sequences.checked_mul(idle_pages))
+            .and_then(|(live, idle)| live.checked_add(idle))
+            .ok_or_else(too_large)?;
+        Ok(StorePlan { layers, page_bytes, n_pages, slot_pages })
+    }
+}
+
+impl GroupConfig {
+    fn check_codec(&self, side: Side, codec: &Codec, head_dim: usize) -> Result<(), ConfigError> {
+        if codec.side() != side || codec.head_dim() != head_dim {
+            return Err(ConfigError::WrongCodec {
+                group: self.name.clone(),
+                codec: codec.name().to_owned(),
+                found_side: codec.side(),
+                found_dim: codec.head_dim(),
+                side,
+                head_dim,
+            });
+        }
+        match codec.layout().stage_tokens {
+            0 => Ok(()),
+            stage_tokens => Err(ConfigError::Staged {
+                group: self.name.clone(),
+                codec: codec.name().to_owned(),
+                side,
+                stage_tokens,
+            }),
+        }
+    }
+
+    /// Tiles of every layer in a page, and the page's size; `None` when a size overflows.
+    fn layout(&self) -> Option<(Vec<LayerTiles>, usize)> {
+        let mut end = 0usize;
+        let mut side = |codec: &Codec| {
+            let tile_bytes = codec.layout().tile_bytes.checked_next_multiple_of(TILE_ALIGN)?;
+            let offset = end;
+            end = end.checked_add(tile_bytes.checked_mul(self.geometry.n_kv_heads)?)?;
+            Some(TileSide { codec: codec.clone(), offset, tile_bytes })
+        };
+        let mut layers = Vec::new();
+        for _ in 0..self.n_layers {
+            layers.push(LayerTiles { k: side(&self.k)?, v: side(&self.v)? });
+        }
+        Some((layers, end))
+    }
+}

@@ -1,0 +1,191 @@
+//! Pages of one cache group in one pair of codecs: who refers to them, who writes them, which are free.
+
+use opencoti_compute::plan::StoreView;
+use opencoti_plugin_api::PAGE_TOKENS;
+
+use crate::arena::Arena;
+use crate::config::{CacheConfig, GroupConfig};
+use crate::error::{CacheFull, ConfigError};
+
+/// A page is a store of 128 slots; its contents are in the arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Page {
+    /// Table entries that name it.
+    pub(crate) refs: u32,
+    /// Of these, entries of running sequences.
+    pub(crate) live: u32,
+    /// Index of the sequence that may fill free slots.
+    pub(crate) writer: Option<u32>,
+    /// Slots below this may be read by others than the writer, which must not rewrite them after a truncation.
+    pub(crate) frozen: u32,
+}
+
+/// An arena of pages.
+pub(crate) struct Store {
+    pub(crate) name: String,
+    pub(crate) window: Option<usize>,
+    pub(crate) slot_pages: usize,
+    pub(crate) view: StoreView,
+    pub(crate) pages: Vec<Page>,
+    pub(crate) free: Vec<u32>,
+    /// Pages that only idle sequences hold.
+    pub(crate) reclaimable: usize,
+    /// Entries of running sequences, shared pages counted for each.
+    pub(crate) held: usize,
+    /// Pages promised to running sequences and not yet taken.
+    pub(crate) promised: usize,
+    arena: Arena,
+}
+
+impl Store {
+    /// The store of group number `group`.
+    pub(crate) fn new(config: &CacheConfig, group: u32) -> Result<Self, ConfigError> {
+        let spec: &GroupConfig = &config.groups[group as usize];
+        let too_large = || ConfigError::TooLarge { group: spec.name.clone() };
+        let plan = config.store_plan(spec)?;
+        let n_pages = u32::try_from(plan.n_pages).map_err(|_| too_large())?;
+        let bytes = plan.n_pages.checked_mul(plan.page_bytes).filter(|&b| isize::try_from(b).is_ok());
+        let bytes = bytes.ok_or_else(too_large)?;
+        let arena = Arena::new(bytes).map_err(|e| ConfigError::Refused {
+            group: spec.name.clone(),
+            asked: bytes as u64,
+            reason: e.to_string(),
+        })?;
+        Ok(Store {
+            name: spec.name.clone(),
+            window: spec.geometry.window,
+            slot_pages: plan.slot_pages,
+            view: StoreView {
+                group,
+                base: arena.base(),
+                page_bytes: plan.page_bytes,
+                n_pages: plan.n_pages,
+                layers: plan.layers,
+            },
+            pages: vec![Page::default(); plan.n_pages],
+            // Taken from the end: low pages first.
+            free: (0..n_pages).rev().collect(),
+            reclaimable: 0,
+            held: 0,
+            promised: 0,
+            arena,
+        })
+    }
+
+    /// Pages that may go to anybody: neither used by a running sequence nor promised to one.
+    ///
+    /// Where windows slide, every sequence pays for the whole of its own: sharing ends when one of the sharers moves
+    /// on. Elsewhere a shared page counts once.
+    pub(crate) fn headroom(&self) -> usize {
+        let used = match self.window {
+            Some(_) => self.held,
+            None => self.pages.len() - self.free.len() - self.reclaimable,
+        };
+        self.pages.len().saturating_sub(used + self.promised)
+    }
+
+    /// An error that says that `pages` more than the headroom were needed.
+    pub(crate) fn full(&self, pages: usize) -> CacheFull {
+        CacheFull {
+            store: self.name.clone(),
+            asked: pages.saturating_mul(PAGE_TOKENS),
+            free: self.headroom() * PAGE_TOKENS,
+        }
+    }
+
+    /// Takes a free page for a running sequence.
+    pub(crate) fn take(&mut self, writer: u32) -> Option<u32> {
+        let page = self.free.pop()?;
+        self.pages[page as usize] = Page { refs: 1, live: 1, writer: Some(writer), frozen: 0 };
+        self.held += 1;
+        Some(page)
+    }
+
+    /// Adds a running reader of the first `len` slots.
+    pub(crate) fn share(&mut self, page: u32, len: u32) {
+        self.wake(page);
+        let page = &mut self.pages[page as usize];
+        page.refs += 1;
+        page.frozen = page.frozen.max(len);
+    }
+
+    /// One entry of a running sequence becomes one of an idle sequence.
+    pub(crate) fn sleep(&mut self, page: u32) {
+        let page = &mut self.pages[page as usize];
+        page.live -= 1;
+        self.held -= 1;
+        if page.live == 0 {
+            self.reclaimable += 1;
+        }
+    }
+
+    /// One more entry of a running sequence.
+    pub(crate) fn wake(&mut self, page: u32) {
+        let page = &mut self.pages[page as usize];
+        if page.live == 0 && page.refs > 0 {
+            self.reclaimable -= 1;
+        }
+        page.live += 1;
+        self.held += 1;
+    }
+
+    /// Drops an idle entry of sequence `holder`. Says whether the page is free now.
+    pub(crate) fn drop_idle(&mut self, page: u32, holder: u32) -> bool {
+        let index = page;
+        let page = &mut self.pages[page as usize];
+        page.refs -= 1;
+        if page.writer == Some(holder) {
+            page.writer = None;
+        }
+        match page.refs {
+            0 => {
+                self.reclaimable -= 1;
+                *page = Page::default();
+                self.free.push(index);
+                true
+            }
+            1 => {
+                page.frozen = 0;
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Drops a running entry of sequence `holder`. Says whether the page is free now.
+    pub(crate) fn drop_live(&mut self, page: u32, holder: u32) -> bool {
+        self.sleep(page);
+        self.drop_idle(page, holder)
+    }
+
+    /// Whether `holder`, whose last entry has `len` slots of `page`, may fill the next one.
+    pub(crate) fn may_append(&self, page: u32, len: u32, holder: u32) -> bool {
+        let page = &self.pages[page as usize];
+        (len as usize) < PAGE_TOKENS && (page.refs == 1 || (page.writer == Some(holder) && len >= page.frozen))
+    }
+
+    /// Makes `holder` the writer of a page that it may append to.
+    pub(crate) fn set_writer(&mut self, page: u32, holder: u32) {
+        self.pages[page as usize].writer = Some(holder);
+    }
+
+    /// A page's bytes.
+    ///
+    /// # Safety
+    /// No executor writes the page while the slice lives.
+    pub(crate) unsafe fn page_bytes(&self, page: u32) -> &[u8] {
+        let len = self.view.page_bytes;
+        // SAFETY: passed on.
+        unsafe { self.arena.bytes(page as usize * len, len) }
+    }
+
+    /// A page's bytes, to fill a page that was just taken.
+    ///
+    /// # Safety
+    /// Nobody reads or writes the page while the slice lives.
+    pub(crate) unsafe fn page_bytes_mut(&mut self, page: u32) -> &mut [u8] {
+        let len = self.view.page_bytes;
+        // SAFETY: passed on.
+        unsafe { self.arena.bytes_mut(page as usize * len, len) }
+    }
+}

@@ -1,0 +1,4 @@
+//! The cache through its public face.
+
+mod plans;
+mod support;

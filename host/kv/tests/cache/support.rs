@@ -1,0 +1,143 @@
+//! A plain f32 codec and small caches.
+
+use std::sync::Arc;
+
+use opencoti_compute::graph::KvGeometry;
+use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, KvError, Outputs, Planned, SeqId};
+use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
+use opencoti_plugin_api::host::{Codec, CodecPlugin, Host, Instance, NoSink};
+use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
+use opencoti_plugin_api::{Error, PAGE_TOKENS};
+
+struct Plain;
+
+struct PlainCodec {
+    head_dim: usize,
+    stage_tokens: u32,
+}
+
+impl Plugin for Plain {
+    const ABOUT: About = About {
+        name: "plain",
+        version: "1.2.3",
+        license: "MIT",
+        summary: "floats as they are",
+        capabilities: "",
+        config_schema: "",
+    };
+
+    fn create(_: Host, _: &serde_json::Value) -> Result<Self, Error> {
+        Ok(Plain)
+    }
+}
+
+impl KvCodecs for Plain {
+    type Codec = PlainCodec;
+
+    fn codecs(&self) -> &'static [CodecName] {
+        &[
+            CodecName { name: "f32", summary: "floats" },
+            CodecName { name: "other", summary: "floats by another name" },
+            CodecName { name: "staged", summary: "wants the newest tokens exact" },
+        ]
+    }
+
+    fn open(&self, params: &OpenParams) -> Result<PlainCodec, Error> {
+        let stage_tokens = if params.codec == "staged" { 128 } else { 0 };
+        Ok(PlainCodec { head_dim: params.head_dim, stage_tokens })
+    }
+}
+
+impl KvCodec for PlainCodec {
+    fn facts(&self) -> Facts {
+        Facts {
+            head_dim: self.head_dim,
+            tile_bytes: PAGE_TOKENS * self.head_dim * 4,
+            bits_per_value: 32.0,
+            rotated: false,
+            stage_tokens: self.stage_tokens,
+        }
+    }
+
+    fn append(&self, tile: &mut [u8], first_slot: usize, rows: Rows) -> Result<(), Error> {
+        let slots = tile.chunks_exact_mut(self.head_dim * 4).skip(first_slot);
+        for (slot, row) in slots.zip(rows.iter()) {
+            for (bytes, value) in slot.chunks_exact_mut(4).zip(row) {
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    fn decode_page(&self, tile: &[u8], first_slot: usize, mut rows: RowsMut) -> Result<(), Error> {
+        let slots = tile.chunks_exact(self.head_dim * 4).skip(first_slot);
+        for (i, slot) in (0..rows.len()).zip(slots) {
+            for (value, bytes) in rows.row(i).iter_mut().zip(slot.chunks_exact(4)) {
+                *value = f32::from_le_bytes(bytes.try_into().unwrap());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A codec of the test plugin, opened.
+pub(crate) fn codec(name: &str, options: &str, side: Side, head_dim: usize) -> Codec {
+    let instance = Instance::create(kv_codec_root::<Plain>(), "{}", Arc::new(NoSink)).unwrap();
+    CodecPlugin::new(instance).unwrap().open(name, options, side, head_dim).unwrap()
+}
+
+/// A group of two KV heads of size 4.
+pub(crate) fn group(name: &str, n_layers: usize, window: Option<usize>) -> GroupConfig {
+    GroupConfig {
+        name: name.to_owned(),
+        geometry: KvGeometry { n_kv_heads: 2, k_head_dim: 4, v_head_dim: 4, window },
+        n_layers,
+        k: codec("f32", "{}", Side::K, 4),
+        v: codec("f32", "{}", Side::V, 4),
+    }
+}
+
+/// Sizes for the given groups: room for 2048 tokens.
+pub(crate) fn config(groups: Vec<GroupConfig>) -> CacheConfig {
+    CacheConfig { groups, capacity_tokens: 2048, slots: 4, recent_sequences: 4, step_tokens: 512, rollback_tokens: 1 }
+}
+
+/// A cache of one full group.
+pub(crate) fn full_cache() -> Cache {
+    Cache::new(config(vec![group("kv", 2, None)])).unwrap()
+}
+
+/// A cache of a full group and one with a window.
+pub(crate) fn swa_cache(window: usize) -> Cache {
+    Cache::new(config(vec![group("kv", 1, None), group("swa", 2, Some(window))])).unwrap()
+}
+
+/// `n` tokens that count up from `first`.
+pub(crate) fn tokens(first: u32, n: usize) -> Vec<u32> {
+    (first..).take(n).collect()
+}
+
+/// Plans a step of several sequences.
+pub(crate) fn plan(cache: &mut Cache, batch: &[(SeqId, &[u32])]) -> Result<Planned, KvError> {
+    let batch: Vec<BatchItem> =
+        batch.iter().map(|&(seq, tokens)| BatchItem { seq, tokens, outputs: Outputs::Last }).collect();
+    let planned = cache.plan(&batch)?;
+    cache.check().unwrap();
+    planned.step.check(planned.step.groups.len()).unwrap();
+    Ok(planned)
+}
+
+/// Appends tokens to one sequence in steps of at most 512.
+pub(crate) fn feed(cache: &mut Cache, seq: SeqId, tokens: &[u32]) {
+    for chunk in tokens.chunks(512) {
+        let planned = plan(cache, &[(seq, chunk)]).unwrap();
+        cache.commit(planned.id).unwrap();
+        cache.check().unwrap();
+    }
+}
+
+/// The plan of a step as text.
+pub(crate) fn text(planned: &Planned) -> String {
+    let groups = planned.step.groups.iter().enumerate();
+    groups.map(|(i, plan)| format!("group {i}\n{plan}")).collect()
+}
