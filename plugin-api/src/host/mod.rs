@@ -324,6 +324,12 @@ impl Instance {
         &self.name
     }
 
+    /// Its own version.
+    pub fn version(&self) -> String {
+        // SAFETY: manifests are static; `create` found this one.
+        unsafe { (*self.root.manifest).version.to_string_lossy() }
+    }
+
     /// Its kind.
     pub fn kind(&self) -> Kind {
         self.kind
