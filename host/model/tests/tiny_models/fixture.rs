@@ -1,6 +1,4 @@
-//! What the parity tests share: the fixtures, and a plain forward pass to hold graphs against.
-
-pub(crate) mod reference;
+//! The tiny models and what they must answer.
 
 use std::path::PathBuf;
 

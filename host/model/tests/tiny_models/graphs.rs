@@ -1,18 +1,13 @@
 //! The graphs of the architectures against the logits of transformers, run by a plain f64 interpreter: what is checked is the
 //! description, not an executor. Then single mistakes, each of which must be seen.
 
-mod common;
-
-use common::{Fixture, NAMES, fixture, max_diff, reference};
 use opencoti_compute::graph::{Activation, Graph, Op, RopePairing, RopeScaling};
 use opencoti_model::Model;
 use opencoti_model::arch::Architecture;
-use opencoti_model::gguf::write::GgufWriter;
-use opencoti_model::gguf::{GgufFile, Value};
 use opencoti_model::hparams::{HParams, SlidingPattern};
 
-/// Largest difference that is no mistake: f32 in the reference.
-const TOLERANCE: f32 = 2e-4;
+use crate::rewrite::{load, rewrite};
+use crate::{Fixture, NAMES, TOLERANCE, fixture, max_diff, reference};
 
 fn diff(model: &Model, fixture: &Fixture) -> f32 {
     max_diff(&reference::logits(&model.graph, &model.weights, &fixture.tokens), &fixture.logits)
@@ -131,32 +126,6 @@ fn another_epsilon_or_score_scale_is_seen() {
     assert!(diff_with("gemma3", |hp| hp.attention_scale = Some(1.0 / 12f32.sqrt())) > 10.0 * TOLERANCE);
 }
 
-/// A copy of a file with its tensors passed through `change`: name, dimensions and bytes in, the same (or others) out.
-fn rewrite(file: &GgufFile, change: impl Fn(GgufWriter, &str) -> Option<GgufWriter>) -> (tempfile::TempDir, GgufFile) {
-    let mut writer = GgufWriter::new();
-    for (key, value) in file.metadata().iter() {
-        writer = writer.key(key, value.clone());
-    }
-    for info in file.tensors() {
-        let tensor = file.tensor(&info.name).expect("listed");
-        writer = match change(writer.clone(), &info.name) {
-            Some(changed) => changed,
-            None => writer.tensor(&info.name, &info.dims, info.ty, tensor.bytes().to_vec()),
-        };
-    }
-    let dir = tempfile::tempdir().expect("a folder");
-    let path = dir.path().join("rewritten.gguf");
-    writer.write_to(&path).expect("written");
-    let file = GgufFile::open(&path).expect("valid");
-    (dir, file)
-}
-
-fn load(file: GgufFile) -> Result<Model, String> {
-    let arch = Architecture::of(&file).map_err(|e| e.to_string())?;
-    let hparams = HParams::read(&file, arch.name).map_err(|e| e.to_string())?;
-    Model::build(file, arch, hparams).map_err(|e| e.to_string())
-}
-
 #[test]
 fn a_fused_qkv_projection_is_the_three_in_one() {
     for name in ["llama-bias-untied", "gemma3"] {
@@ -197,109 +166,4 @@ fn a_scale_beside_a_weight_multiplies_its_product() {
     });
     let diff = diff(&load(scaled).expect("loads"), &fixture);
     assert!(diff <= TOLERANCE, "{diff}");
-}
-
-/// The refusal of a tiny llama whose tensors were passed through `change`.
-fn refusal(change: impl Fn(GgufWriter, &str) -> Option<GgufWriter>) -> String {
-    let (_dir, file) = rewrite(&fixture("llama").model.file, change);
-    load(file).expect_err("must be refused")
-}
-
-#[test]
-fn a_missing_tensor_is_named_with_its_dimensions() {
-    for (tensor, dims) in [
-        ("token_embd.weight", "{64, 320}"),
-        ("output_norm.weight", "{64}"),
-        ("blk.2.ffn_down.weight", "{96, 64}"),
-        ("blk.0.attn_k.weight", "{64, 32}"),
-        ("blk.1.ffn_norm.weight", "{64}"),
-    ] {
-        let message = refusal(|writer, name| (name == tensor).then_some(writer));
-        assert!(
-            message.contains(&format!("tensor {tensor:?} is missing; expected one of dimensions {dims}")),
-            "{message}"
-        );
-    }
-}
-
-#[test]
-fn a_tensor_of_another_shape_or_type_is_refused() {
-    let zeros = |n: usize| vec![0.0f32; n];
-    let message =
-        refusal(|w, name| (name == "blk.1.attn_q.weight").then(|| w.f32_tensor(name, &[64, 32], &zeros(64 * 32))));
-    assert!(
-        message.ends_with("tensor \"blk.1.attn_q.weight\" has dimensions {64, 32}, expected {64, 64}"),
-        "{message}"
-    );
-    let message = refusal(|w, name| {
-        let integers = || w.clone().tensor(name, &[64], opencoti_model::gguf::TensorType::I32, vec![0; 256]);
-        (name == "output_norm.weight").then(integers)
-    });
-    assert!(message.contains("is of type I32, which no operation takes"), "{message}");
-}
-
-#[test]
-fn block_tensors_without_a_place_are_refused() {
-    let message = refusal(|w, name| {
-        (name == "output_norm.weight")
-            .then(|| w.f32_tensor(name, &[64], &[1.0; 64]).f32_tensor("blk.0.attn_q_norm.weight", &[16], &[1.0; 16]))
-    });
-    assert!(message.contains("\"blk.0.attn_q_norm.weight\" has no place in this architecture"), "{message}");
-}
-
-/// The refusal of a tiny llama with one key set to another value.
-fn refusal_of_key(key: &str, value: Value) -> String {
-    let original = fixture("llama").model.file;
-    let mut writer = GgufWriter::new();
-    for (name, old) in original.metadata().iter() {
-        writer = writer.key(name, if name == key { value.clone() } else { old.clone() });
-    }
-    if original.metadata().get(key).is_none() {
-        writer = writer.key(key, value);
-    }
-    for info in original.tensors() {
-        writer = writer.tensor(
-            &info.name,
-            &info.dims,
-            info.ty,
-            original.tensor(&info.name).expect("listed").bytes().to_vec(),
-        );
-    }
-    let dir = tempfile::tempdir().expect("a folder");
-    let path = dir.path().join("changed.gguf");
-    writer.write_to(&path).expect("written");
-    load(GgufFile::open(&path).expect("valid")).expect_err("must be refused")
-}
-
-#[test]
-fn senseless_hyperparameters_are_refused_by_key() {
-    for (key, value, word) in [
-        (
-            "general.architecture",
-            Value::Str("mamba".into()),
-            "the architecture \"mamba\" is not supported; known are gemma3, llama",
-        ),
-        ("general.architecture", Value::U32(1), "expected a string"),
-        ("llama.block_count", Value::U32(4_000_000_000), "says 4000000000 blocks, but the file has only"),
-        ("llama.block_count", Value::U32(0), "expected at least 1"),
-        ("llama.block_count", Value::U32(2), "\"blk.2."),
-        ("llama.block_count", Value::U32(4), "\"blk.3.attn_norm.weight\" is missing"),
-        ("llama.attention.head_count", Value::U32(0), "is 0 in layer 0"),
-        ("llama.attention.head_count_kv", Value::U32(3), "does not divide the 4 query heads"),
-        ("llama.attention.head_count_kv", Value::I32(-1), "expected an integer"),
-        ("llama.attention.key_length", Value::U32(0), "expected at least 1"),
-        ("llama.attention.key_length", Value::U32(u32::MAX), "expected the head size"),
-        ("llama.attention.value_length", Value::U32(u32::MAX), "expected {64, "),
-        ("llama.rope.dimension_count", Value::U32(7), "expected an even number"),
-        ("llama.rope.dimension_count", Value::U32(8), "expected the head size 16"),
-        ("llama.rope.freq_base", Value::F32(f32::NAN), "expected a finite number"),
-        ("llama.rope.scaling.type", Value::Str("longrope".into()), "supported are none, linear, yarn and llama3"),
-        ("llama.rope.scaling.type", Value::Str("yarn".into()), "yarn scaling needs it"),
-        ("llama.attention.layer_norm_rms_epsilon", Value::F32(-1.0), "expected a number above 0"),
-        ("llama.expert_count", Value::U32(8), "llama with experts"),
-        ("llama.vocab_size", Value::U32(100), "expected {64, 100}"),
-    ] {
-        let message = refusal_of_key(key, value.clone());
-        assert!(message.contains(word), "{key} = {value:?}: {message}");
-    }
 }

@@ -1,0 +1,16 @@
+//! Tiny random models against the logits that Hugging Face transformers computes for them (see
+//! `fixtures/make_tiny_models.py`).
+
+mod cached;
+mod fixture;
+mod graphs;
+mod parity;
+mod plain_attention;
+mod reference;
+mod refusals;
+mod rewrite;
+
+use fixture::{Fixture, NAMES, fixture, max_diff};
+
+/// Largest difference from the reference that is no mistake: it computes in f32.
+const TOLERANCE: f32 = 2e-4;
