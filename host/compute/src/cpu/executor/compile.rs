@@ -3,11 +3,15 @@
 //! **Memory.** A value gets a buffer when it is computed and gives it back after its last use, so a model needs a
 //! handful of buffers however many layers it has. An operation never writes a buffer it reads.
 //!
+//! **Quantised inputs.** Products with integer weights read activations in eight bits. Each value that needs it is
+//! quantised once, however many products read it.
+//!
 //! **Barriers.** Workers run the schedule side by side. An operation waits for the others only if it touches memory
 //! that an operation since the last barrier touched in conflict, and even then not if both are cut by the same rows:
 //! what a worker reads, it wrote itself. So a norm follows a sum without waiting, and Q, K and V run as one.
 
 use super::ExecutorError;
+use crate::cpu::matmul::{Precision, quantized_words};
 use crate::graph::{Graph, Op, Value};
 
 /// Rows a value has in a step.
@@ -24,6 +28,8 @@ pub(super) enum Rows {
 pub(super) enum Task {
     /// Fills the tables of cosines and sines of every rope.
     Angles,
+    /// Quantises a value for the products that follow.
+    Quantize(Value),
     /// An operation of the graph.
     Op(Op),
 }
@@ -46,7 +52,7 @@ pub(super) struct BufferSize {
 #[derive(Debug)]
 pub(super) struct Schedule {
     pub(super) stages: Vec<Stage>,
-    /// Buffer of each value.
+    /// Buffer of each value, then of each value's quantised copy; `usize::MAX` where there is none.
     pub(super) buffer_of: Vec<usize>,
     /// Rows of each value.
     pub(super) rows_of: Vec<Rows>,
@@ -77,20 +83,21 @@ struct Touch {
     cut: Cut,
 }
 
-pub(super) fn compile(graph: &Graph) -> Result<Schedule, ExecutorError> {
+/// Makes the schedule of `graph`, whose weights are multiplied with `precisions`.
+pub(super) fn compile(graph: &Graph, precisions: &[Precision]) -> Result<Schedule, ExecutorError> {
     let rows_of = rows_of_values(graph)?;
-    let (buffer_of, buffers) = assign_buffers(graph, &rows_of);
-    let tasks = std::iter::once(Task::Angles).chain(graph.ops.iter().cloned().map(Task::Op));
+    let tasks = Tasks::new(graph, precisions);
+    let (buffer_of, buffers) = tasks.assign_buffers(&rows_of);
     let mut pending: Vec<Touch> = Vec::new();
     let mut stages = Vec::new();
-    for task in tasks {
-        let touch = touch(&task, &buffer_of, &rows_of);
+    for task in &tasks.list {
+        let touch = tasks.touch(task, &buffer_of, &rows_of);
         let barrier = pending.iter().any(|earlier| conflict(earlier, &touch));
         if barrier {
             pending.clear();
         }
         pending.push(touch);
-        stages.push(Stage { barrier, task });
+        stages.push(Stage { barrier, task: task.clone() });
     }
     Ok(Schedule { stages, buffer_of, rows_of, buffers })
 }
@@ -169,75 +176,125 @@ fn rows_of_values(graph: &Graph) -> Result<Vec<Rows>, ExecutorError> {
     Ok(rows.into_iter().map(|r| r.unwrap_or(Rows::Tokens)).collect())
 }
 
-/// Gives every value a buffer that no value alive at the same time has.
-fn assign_buffers(graph: &Graph, rows_of: &[Rows]) -> (Vec<usize>, Vec<BufferSize>) {
-    let mut last_use = vec![0; graph.widths.len()];
-    for (at, op) in graph.ops.iter().enumerate() {
-        for value in inputs(op).into_iter().chain(output(op)) {
-            last_use[value.0 as usize] = at;
-        }
-    }
-    for result in [graph.hidden, graph.logits].into_iter().flatten() {
-        last_use[result.0 as usize] = graph.ops.len();
-    }
-    let mut buffers: Vec<BufferSize> = Vec::new();
-    let mut free: Vec<usize> = Vec::new();
-    let mut buffer_of = vec![usize::MAX; graph.widths.len()];
-    for (at, op) in graph.ops.iter().enumerate() {
-        if let Some(out) = output(op) {
-            let size = BufferSize { rows: rows_of[out.0 as usize], width: graph.width(out) };
-            let reusable = free.iter().position(|&b| buffers[b] == size);
-            buffer_of[out.0 as usize] = match reusable {
-                Some(i) => free.swap_remove(i),
-                None => {
-                    buffers.push(size);
-                    buffers.len() - 1
-                }
-            };
-        }
-        let mut touched = inputs(op);
-        touched.extend(output(op));
-        touched.sort_by_key(|v| v.0);
-        touched.dedup();
-        for value in touched {
-            if last_use[value.0 as usize] == at {
-                free.push(buffer_of[value.0 as usize]);
-            }
-        }
-    }
-    (buffer_of, buffers)
+/// The tasks of a graph in order, and what they read and make: a value by its number, its quantised copy by that
+/// number plus the number of values.
+struct Tasks<'a> {
+    graph: &'a Graph,
+    precisions: &'a [Precision],
+    list: Vec<Task>,
 }
 
-fn touch(task: &Task, buffer_of: &[usize], rows_of: &[Rows]) -> Touch {
-    let Task::Op(op) = task else {
-        return Touch { reads: vec![], writes: vec![Place::Angles], cut: Cut::Rows(Rows::Tokens) };
-    };
-    let place = |v: Value| Place::Buffer(buffer_of[v.0 as usize]);
-    let mut reads: Vec<Place> = inputs(op).into_iter().map(place).collect();
-    let mut writes: Vec<Place> = output(op).into_iter().map(place).collect();
-    let by_rows = |v: Value| Cut::Rows(rows_of[v.0 as usize]);
-    let cut = match *op {
-        Op::Embed { out, .. }
-        | Op::RmsNorm { out, .. }
-        | Op::GatedAct { out, .. }
-        | Op::Add { out, .. }
-        | Op::Scale { out, .. }
-        | Op::Columns { out, .. } => by_rows(out),
-        Op::Rope { out, .. } => {
-            reads.push(Place::Angles);
-            by_rows(out)
+impl<'a> Tasks<'a> {
+    fn new(graph: &'a Graph, precisions: &'a [Precision]) -> Tasks<'a> {
+        let mut list = vec![Task::Angles];
+        let mut quantized = vec![false; graph.widths.len()];
+        for op in &graph.ops {
+            if let Op::MatMul { x, weight, .. } = *op
+                && precisions[weight.0 as usize] == Precision::Q8
+                && !std::mem::replace(&mut quantized[x.0 as usize], true)
+            {
+                list.push(Task::Quantize(x));
+            }
+            list.push(Task::Op(op.clone()));
         }
-        Op::Append { layer, .. } => {
-            writes.push(Place::Layer(layer.0));
-            Cut::Own
+        Tasks { graph, precisions, list }
+    }
+
+    fn copy_of(&self, value: Value) -> usize {
+        self.graph.widths.len() + value.0 as usize
+    }
+
+    fn reads(&self, task: &Task) -> Vec<usize> {
+        match task {
+            Task::Angles => vec![],
+            Task::Quantize(x) => vec![x.0 as usize],
+            Task::Op(Op::MatMul { x, weight, .. }) if self.precisions[weight.0 as usize] == Precision::Q8 => {
+                vec![self.copy_of(*x)]
+            }
+            Task::Op(op) => inputs(op).iter().map(|v| v.0 as usize).collect(),
         }
-        Op::Attend { layer, .. } => {
-            reads.extend([Place::Layer(layer.0), Place::Angles]);
-            Cut::Own
+    }
+
+    fn made(&self, task: &Task) -> Option<usize> {
+        match task {
+            Task::Angles => None,
+            Task::Quantize(x) => Some(self.copy_of(*x)),
+            Task::Op(op) => output(op).map(|v| v.0 as usize),
         }
-        Op::MatMul { .. } | Op::SoftCap { .. } | Op::SelectOutputs { .. } => Cut::Own,
-    };
-    Touch { reads, writes, cut }
+    }
+
+    fn size(&self, datum: usize, rows_of: &[Rows]) -> BufferSize {
+        let values = self.graph.widths.len();
+        let width = self.graph.widths[datum % values];
+        BufferSize { rows: rows_of[datum % values], width: if datum < values { width } else { quantized_words(width) } }
+    }
+
+    /// Gives everything that a task makes a buffer that nothing alive at the same time has.
+    fn assign_buffers(&self, rows_of: &[Rows]) -> (Vec<usize>, Vec<BufferSize>) {
+        let mut last_use = vec![0; 2 * self.graph.widths.len()];
+        for (at, task) in self.list.iter().enumerate() {
+            for datum in self.reads(task).into_iter().chain(self.made(task)) {
+                last_use[datum] = at;
+            }
+        }
+        for result in [self.graph.hidden, self.graph.logits].into_iter().flatten() {
+            last_use[result.0 as usize] = self.list.len();
+        }
+        let mut buffers: Vec<BufferSize> = Vec::new();
+        let mut free: Vec<usize> = Vec::new();
+        let mut buffer_of = vec![usize::MAX; last_use.len()];
+        for (at, task) in self.list.iter().enumerate() {
+            if let Some(made) = self.made(task) {
+                let size = self.size(made, rows_of);
+                let reusable = free.iter().position(|&b| buffers[b] == size);
+                buffer_of[made] = reusable.map(|i| free.swap_remove(i)).unwrap_or_else(|| {
+                    buffers.push(size);
+                    buffers.len() - 1
+                });
+            }
+            let mut touched = self.reads(task);
+            touched.extend(self.made(task));
+            touched.sort_unstable();
+            touched.dedup();
+            free.extend(touched.into_iter().filter(|&d| last_use[d] == at).map(|d| buffer_of[d]));
+        }
+        (buffer_of, buffers)
+    }
+
+    fn touch(&self, task: &Task, buffer_of: &[usize], rows_of: &[Rows]) -> Touch {
+        let mut reads: Vec<Place> = self.reads(task).into_iter().map(|d| Place::Buffer(buffer_of[d])).collect();
+        let mut writes: Vec<Place> = self.made(task).into_iter().map(|d| Place::Buffer(buffer_of[d])).collect();
+        let by_rows = |v: Value| Cut::Rows(rows_of[v.0 as usize]);
+        let cut = match *task {
+            Task::Angles => {
+                writes.push(Place::Angles);
+                Cut::Rows(Rows::Tokens)
+            }
+            Task::Quantize(x) => by_rows(x),
+            Task::Op(
+                Op::Embed { out, .. }
+                | Op::RmsNorm { out, .. }
+                | Op::GatedAct { out, .. }
+                | Op::Add { out, .. }
+                | Op::Scale { out, .. }
+                | Op::Columns { out, .. },
+            ) => by_rows(out),
+            Task::Op(Op::Rope { out, .. }) => {
+                reads.push(Place::Angles);
+                by_rows(out)
+            }
+            Task::Op(Op::Append { layer, .. }) => {
+                writes.push(Place::Layer(layer.0));
+                Cut::Own
+            }
+            Task::Op(Op::Attend { layer, .. }) => {
+                reads.extend([Place::Layer(layer.0), Place::Angles]);
+                Cut::Own
+            }
+            Task::Op(Op::MatMul { .. } | Op::SoftCap { .. } | Op::SelectOutputs { .. }) => Cut::Own,
+        };
+        Touch { reads, writes, cut }
+    }
 }
 
 /// Whether `later` may only start when all workers have finished `earlier`.
@@ -282,36 +339,53 @@ mod tests {
         b.finish(x, logits)
     }
 
+    fn compiled(graph: &Graph, precision: Precision) -> Schedule {
+        compile(graph, &vec![precision; graph.weights.len()]).unwrap()
+    }
+
     #[test]
     fn memory_does_not_grow_with_layers() {
-        let few = compile(&model(2)).unwrap().buffers.len();
-        assert_eq!(compile(&model(9)).unwrap().buffers.len(), few);
+        for precision in [Precision::Float, Precision::Q8] {
+            let few = compiled(&model(2), precision).buffers.len();
+            assert_eq!(compiled(&model(9), precision).buffers.len(), few);
+        }
     }
 
     #[test]
     fn values_alive_at_the_same_time_have_buffers_of_their_own() {
-        let graph = model(2);
-        let schedule = compile(&graph).unwrap();
-        let mut holder = vec![None; schedule.buffers.len()];
-        for op in &graph.ops {
-            for input in inputs(op) {
-                assert_eq!(holder[schedule.buffer_of[input.0 as usize]], Some(input), "{op:?} reads its own input");
+        for precision in [Precision::Float, Precision::Q8] {
+            let graph = model(2);
+            let precisions = vec![precision; graph.weights.len()];
+            let tasks = Tasks::new(&graph, &precisions);
+            let schedule = compile(&graph, &precisions).unwrap();
+            let mut holder = vec![None; schedule.buffers.len()];
+            for task in &tasks.list {
+                let reads = tasks.reads(task);
+                for &input in &reads {
+                    assert_eq!(holder[schedule.buffer_of[input]], Some(input), "{task:?} reads its own input");
+                }
+                if let Some(out) = tasks.made(task) {
+                    assert!(reads.iter().all(|&i| schedule.buffer_of[i] != schedule.buffer_of[out]), "{task:?}");
+                    holder[schedule.buffer_of[out]] = Some(out);
+                }
             }
-            if let Some(out) = output(op) {
-                assert!(
-                    inputs(op).iter().all(|i| schedule.buffer_of[i.0 as usize] != schedule.buffer_of[out.0 as usize])
-                );
-                holder[schedule.buffer_of[out.0 as usize]] = Some(out);
+            for result in [graph.hidden.unwrap(), graph.logits.unwrap()] {
+                let result = result.0 as usize;
+                assert_eq!(holder[schedule.buffer_of[result]], Some(result), "results survive");
             }
-        }
-        for result in [graph.hidden.unwrap(), graph.logits.unwrap()] {
-            assert_eq!(holder[schedule.buffer_of[result.0 as usize]], Some(result), "results survive");
         }
     }
 
     #[test]
+    fn products_that_share_an_input_share_its_quantised_copy() {
+        let schedule = compiled(&model(1), Precision::Q8);
+        let copies = schedule.stages.iter().filter(|s| matches!(s.task, Task::Quantize(_))).count();
+        assert_eq!(copies, 5, "q, k and v; output; gate and up; down; logits");
+    }
+
+    #[test]
     fn independent_products_run_as_one_and_row_work_follows_without_waiting() {
-        let schedule = compile(&model(1)).unwrap();
+        let schedule = compiled(&model(1), Precision::Float);
         let waits: Vec<(bool, &str)> = schedule
             .stages
             .iter()
@@ -326,7 +400,7 @@ mod tests {
                     Task::Op(Op::GatedAct { .. }) => "act",
                     Task::Op(Op::Add { .. }) => "add",
                     Task::Op(Op::SelectOutputs { .. }) => "select",
-                    Task::Op(_) => "other",
+                    Task::Quantize(_) | Task::Op(_) => "other",
                 };
                 (s.barrier, name)
             })
@@ -362,7 +436,7 @@ mod tests {
         let x = b.embed(table, 1.0);
         let selected = b.select_outputs(x);
         let sum = b.add(x, selected);
-        let error = compile(&b.finish(sum, sum)).unwrap_err().to_string();
+        let error = compile(&b.finish(sum, sum), &[Precision::Float]).unwrap_err().to_string();
         assert!(error.contains("mixes rows of tokens with rows of outputs"), "{error}");
     }
 }

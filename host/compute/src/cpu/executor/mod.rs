@@ -11,7 +11,7 @@ mod run;
 use std::sync::{Mutex, PoisonError};
 
 use self::compile::{Rows, Schedule};
-use super::matmul::Scratch;
+use super::matmul::{Precision, Scratch, precision};
 use super::pool::{Pool, PoolError, Worker};
 use super::rope::Rotary;
 use super::simd::Isa;
@@ -180,7 +180,8 @@ impl Executor {
         config: Config,
     ) -> Result<Executor, ExecutorError> {
         check_weights(&graph, &weights)?;
-        let schedule = compile::compile(&graph)?;
+        let precisions: Vec<Precision> = weights.iter().map(|w| precision(w.ty())).collect();
+        let schedule = compile::compile(&graph, &precisions)?;
         let vectors = vectors(&graph, &weights);
         let ropes: Vec<Rotary> = graph
             .ropes

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::compile::{Rows, Schedule, Task};
 use super::{Attend, AttentionKernels, LayerStep};
-use crate::cpu::matmul::{Output, Scratch, matmul_float};
+use crate::cpu::matmul::{Output, Precision, Scratch, matmul_float, matmul_q8, precision, quantize_activations};
 use crate::cpu::pool::Worker;
 use crate::cpu::rope::Rotary;
 use crate::cpu::simd::Isa;
@@ -84,6 +84,7 @@ impl Run<'_> {
             }
             match &stage.task {
                 Task::Angles => self.fill_angles(worker),
+                Task::Quantize(x) => self.quantize(*x, worker),
                 Task::Op(op) => self.execute(op, worker, &mut scratch),
             }
         }
@@ -178,11 +179,28 @@ impl Run<'_> {
         let bias = bias.map(|b| self.vectors[b.0 as usize].as_slice());
         let all = 0..self.count(out);
         let columns = worker.share(w.rows(), 4);
-        // SAFETY: nobody writes `x`; this worker alone touches its columns of `out`, see above.
+        // SAFETY: nobody writes `x` or its copy; this worker alone touches its columns of `out`, see above.
         unsafe {
-            let x = self.rows(x, &all);
             let out = Output::shared(self.pointer(out), all.len(), w.rows(), bias);
-            matmul_float(self.isa, &w, x, columns, out, scratch);
+            match precision(w.ty()) {
+                Precision::Float => matmul_float(self.isa, &w, self.rows(x, &all), columns, out, scratch),
+                Precision::Q8 => {
+                    let (copy, words) = self.copy(x);
+                    let x = self.buffers.range(copy, 0..all.len() * words);
+                    matmul_q8(self.isa, &w, x, columns, out, scratch);
+                }
+            }
+        }
+    }
+
+    fn quantize(&self, x: Value, worker: Worker<'_>) {
+        let (copy, words) = self.copy(x);
+        for row in self.share(worker, x) {
+            // SAFETY: this worker's rows of the value and of its copy, see above.
+            let (x, copy) = unsafe {
+                (self.rows(x, &(row..row + 1)), self.buffers.range_mut(copy, row * words..(row + 1) * words))
+            };
+            quantize_activations(self.isa, x, copy);
         }
     }
 
@@ -277,6 +295,12 @@ impl Run<'_> {
     /// The rows of `value` that are this worker's.
     fn share(&self, worker: Worker<'_>, value: Value) -> Range<usize> {
         worker.share(self.count(value), 1)
+    }
+
+    /// Buffer of a value's quantised copy, and the words of a row.
+    fn copy(&self, value: Value) -> (usize, usize) {
+        let buffer = self.schedule.buffer_of[self.graph.widths.len() + value.0 as usize];
+        (buffer, self.schedule.buffers[buffer].width)
     }
 
     fn buffer(&self, value: Value) -> usize {

@@ -177,7 +177,7 @@ fn every_row_operation_matches_f64_whatever_the_threads() {
 fn rows_alone_and_together_give_the_same_bits_for_quantised_weights() {
     let graph = build();
     let mut rng = ChaCha8Rng::seed_from_u64(6);
-    for ty in [WeightType::Q4_1, WeightType::Q5_0, WeightType::Q8_0] {
+    for ty in [WeightType::Q4_1, WeightType::Q8_0, WeightType::IQ4_NL] {
         let weights = bind(&graph, ty, 7);
         let mut executor = executor(graph.clone(), weights, 3);
         let tokens: Vec<u32> = (0..7).map(|_| rng.random_range(0..VOCAB as u32)).collect();
@@ -190,6 +190,24 @@ fn rows_alone_and_together_give_the_same_bits_for_quantised_weights() {
             let mut alone = step(&tokens[row..row + 1], &[0]);
             alone.positions = vec![all.positions[row]];
             assert_eq!(executor.run(&alone).unwrap().logits(0), together[row], "{ty} row {row}");
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_give_the_logits_of_their_values_but_for_rounded_activations() {
+    let graph = build();
+    let step = step(&[3, 49], &[0, 1]);
+    for ty in [WeightType::Q4_1, WeightType::Q5_0, WeightType::Q8_0, WeightType::MXFP4] {
+        let weights = bind(&graph, ty, 7);
+        let mut executor = executor(graph.clone(), weights.clone(), 2);
+        let outputs = executor.run(&step).unwrap();
+        for row in 0..2 {
+            let expected = oracle(&graph, &weights, step.tokens[row], step.positions[row]);
+            let size = (expected.iter().map(|v| v * v).sum::<f64>() / expected.len() as f64).sqrt();
+            let found = outputs.logits(row).iter().map(|v| f64::from(*v));
+            let error = found.zip(&expected).map(|(f, e)| (f - e).powi(2)).sum::<f64>() / expected.len() as f64;
+            assert!(error.sqrt() < 0.03 * size, "{ty} row {row}: error {} of {size}", error.sqrt());
         }
     }
 }

@@ -3,10 +3,19 @@
 //! Each worker owns a contiguous range of output columns (rows of `W`). It takes them in panels of a few rows that fit
 //! its L2 cache, brings a panel into a form its kernels multiply, and uses it for every activation row.
 //!
-//! Activations stay in f32 for every type ([`matmul_float`]), in decode as in prefill, so a row's result does not
-//! depend on the rows that come with it.
+//! **Precision** is a property of the weight type ([`precision`]), never of the batch size, so decode and prefill
+//! agree, and a row's result does not depend on the rows that come with it:
+//! - [`Precision::Float`]: f32 activations times f32, f16 or bf16 weights, and times the dequantised values of the
+//!   rarer quantised types ([`float`]).
+//! - [`Precision::Q8`]: activations rounded to eight bits in blocks of 32, once per input, times the integer codes of
+//!   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K ([`int8`]), as llama.cpp does it.
 
+mod activations;
 mod float;
+mod int8;
+mod unpack;
+
+pub use activations::{quantize_activations, quantized_words};
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -120,10 +129,27 @@ impl<'a> Output<'a> {
     }
 }
 
+/// How a product treats its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// As f32.
+    Float,
+    /// Quantised by [`quantize_activations`].
+    Q8,
+}
+
+/// The precision of products with weights of type `ty`.
+pub fn precision(ty: WeightType) -> Precision {
+    if unpack::form(ty).is_some() { Precision::Q8 } else { Precision::Float }
+}
+
 /// What one worker needs besides its registers; grows to its largest panel and stays.
 #[derive(Default)]
 pub struct Scratch {
     floats: Vec<f32>,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    minima: Vec<f32>,
 }
 
 /// Bytes of a dequantised panel: most of a usual L2 cache's half.
@@ -171,6 +197,58 @@ fn float_panel(w: &Matrix<'_>, first: usize, n: usize, scratch: &mut Scratch) ->
         w.dequantize_row(first + r, row);
     }
     scratch.floats.as_ptr()
+}
+
+/// Product with activations quantised by [`quantize_activations`], [`quantized_words`] a row: columns `columns` of
+/// `out`. The type of `w` must have [`Precision::Q8`].
+///
+/// # Safety
+/// No other thread touches these columns.
+pub unsafe fn matmul_q8(
+    isa: Isa,
+    w: &Matrix<'_>,
+    x: &[f32],
+    columns: Range<usize>,
+    out: Output<'_>,
+    scratch: &mut Scratch,
+) {
+    let layout = activations::Layout::new(w.cols);
+    assert!(columns.end <= w.rows && out.width == w.rows && x.len() == out.rows * layout.words, "shapes of a product");
+    let input = int8::Input { words: x.as_ptr(), rows: out.rows, layout };
+    // A panel for a few activation rows is read at once, from L1.
+    let step = if out.rows < 4 { 4 } else { panel_rows(w.cols + w.cols / 2) };
+    let mut first = columns.start;
+    while first < columns.end {
+        let n = step.min(columns.end - first);
+        let panel = integer_panel(isa, w, first, n, scratch);
+        // SAFETY: the panel has `n` rows and the input was checked; the rest is the caller's promise.
+        unsafe { int8::panel(isa, panel, input, first, out) };
+        first += n;
+    }
+}
+
+/// Rows `first .. first + n` unpacked.
+fn integer_panel(isa: Isa, w: &Matrix<'_>, first: usize, n: usize, scratch: &mut Scratch) -> int8::Panel {
+    let form = unpack::form(w.ty).expect("a type with integer products");
+    let subs = w.cols / form.sub;
+    let stride = subs.next_multiple_of(activations::PAD);
+    if scratch.codes.len() < n * w.cols {
+        scratch.codes.resize(n * w.cols, 0);
+    }
+    if scratch.scales.len() < n * stride {
+        scratch.scales.resize(n * stride, 0.0);
+        scratch.minima.resize(n * stride, 0.0);
+    }
+    for r in 0..n {
+        let (scales, padding) = scratch.scales[r * stride..(r + 1) * stride].split_at_mut(subs);
+        padding.fill(0.0);
+        let (minima, padding) = scratch.minima[r * stride..(r + 1) * stride].split_at_mut(subs);
+        padding.fill(0.0);
+        let codes = &mut scratch.codes[r * w.cols..(r + 1) * w.cols];
+        unpack::unpack(isa, w.ty, w.row(first + r), unpack::Row { codes, scales, minima });
+    }
+    let (codes, scales, minima) = (scratch.codes.as_ptr(), scratch.scales.as_ptr(), scratch.minima.as_ptr());
+    int8::Panel { form, rows: n, codes, scales, minima, stride }
 }
 
 #[cfg(test)]
@@ -232,6 +310,69 @@ pub(crate) mod tests {
                 unsafe { matmul_float(isa, &w, &x, 0..rows, out, &mut Scratch::default()) };
                 for (i, (y, (e, size))) in y.iter().zip(&expected).enumerate() {
                     assert!((f64::from(*y) - e).abs() <= 1e-6 * size.max(1.0), "{ty} {isa:?} element {i}: {y} {e}");
+                }
+            }
+        }
+    }
+
+    /// Quantised rows, and the values they stand for.
+    fn quantized(isa: Isa, x: &[f32], cols: usize) -> (Vec<f32>, Vec<f32>) {
+        let layout = activations::Layout::new(cols);
+        let (mut words, mut values) = (Vec::new(), Vec::new());
+        for x in x.chunks(cols) {
+            let mut row = vec![0.0; quantized_words(cols)];
+            quantize_activations(isa, x, &mut row);
+            let codes: &[i8] = bytemuck::cast_slice(&row[..cols / 4]);
+            values.extend(codes.iter().enumerate().map(|(i, c)| f32::from(*c) * row[layout.scales + i / 32]));
+            words.extend(row);
+        }
+        (words, values)
+    }
+
+    #[test]
+    fn integer_products_match_f64_over_the_same_codes_on_every_instruction_set() {
+        let mut rng = ChaCha8Rng::seed_from_u64(4);
+        for ty in WeightType::all().filter(|ty| precision(*ty) == Precision::Q8) {
+            // An odd number of blocks of 32 where the type allows it.
+            let cols = if ty.block_len() == 32 { 7 * 32 } else { 3 * 256 };
+            let (rows, batch) = (43, 11);
+            let data = random_rows(ty, rows, cols, &mut rng);
+            let w = Matrix::new(ty, rows, cols, &data).unwrap();
+            let (x, bias) = (random_floats(batch * cols, &mut rng), random_floats(rows, &mut rng));
+            for isa in Isa::available() {
+                let (words, values) = quantized(isa, &x, cols);
+                let expected = reference(&w, &values, &bias);
+                let mut y = vec![f32::NAN; batch * rows];
+                let out = Output::new(&mut y, rows, Some(&bias));
+                // SAFETY: one thread.
+                unsafe { matmul_q8(isa, &w, &words, 0..rows, out, &mut Scratch::default()) };
+                for (i, (y, (e, size))) in y.iter().zip(&expected).enumerate() {
+                    assert!((f64::from(*y) - e).abs() <= 4e-6 * size.max(1.0), "{ty} {isa:?} element {i}: {y} {e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_integer_product_of_a_row_alone_gives_the_bits_it_gives_in_a_batch() {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let (rows, cols, batch) = (21, 256, 9);
+        for ty in [WeightType::Q8_0, WeightType::Q4_1, WeightType::Q6_K] {
+            let data = random_rows(ty, rows, cols, &mut rng);
+            let w = Matrix::new(ty, rows, cols, &data).unwrap();
+            for isa in Isa::available() {
+                let (words, _) = quantized(isa, &random_floats(batch * cols, &mut rng), cols);
+                let product = |x: &[f32], columns: Range<usize>, y: &mut [f32]| {
+                    // SAFETY: one thread.
+                    unsafe { matmul_q8(isa, &w, x, columns, Output::new(y, rows, None), &mut Scratch::default()) }
+                };
+                let mut together = vec![0.0; batch * rows];
+                product(&words, 0..rows, &mut together);
+                for t in 0..batch {
+                    let (row, mut alone) = (&words[t * words.len() / batch..][..words.len() / batch], vec![0.0; rows]);
+                    product(row, 0..5, &mut alone);
+                    product(row, 5..rows, &mut alone);
+                    assert_eq!(alone, together[t * rows..(t + 1) * rows]);
                 }
             }
         }

@@ -1,0 +1,234 @@
+//! Quantised weight rows as byte codes with scales and minima: the form in which [`int8`](super::int8) multiplies.
+//!
+//! Value `i` of sub-block `s` is `scale[s]·code[i] + min[s]`, for sub-blocks of 32 or 16 values. A constant that a
+//! format takes from its codes (8 in Q4_0, 32 in Q6_K) goes into the minimum, so that codes are small and unsigned;
+//! only Q8_0, with codes of a whole byte, keeps them signed.
+
+use crate::cpu::simd::{Isa, Level};
+use crate::quant::k::scale_min;
+use crate::quant::{WeightType, f16_to_f32};
+
+/// How a type's codes are to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Form {
+    /// Codes are −128 ..= 127 and minima zero; else 0 ..= 63 with minima.
+    pub(super) signed: bool,
+    /// Values with a common scale and minimum: 16 or 32.
+    pub(super) sub: usize,
+}
+
+/// The integer form of a type, `None` for those that are multiplied in f32.
+pub(super) fn form(ty: WeightType) -> Option<Form> {
+    match ty {
+        WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q5_0 | WeightType::Q5_1 => {
+            Some(Form { signed: false, sub: 32 })
+        }
+        WeightType::Q4_K | WeightType::Q5_K => Some(Form { signed: false, sub: 32 }),
+        WeightType::Q6_K => Some(Form { signed: false, sub: 16 }),
+        WeightType::Q8_0 => Some(Form { signed: true, sub: 32 }),
+        _ => None,
+    }
+}
+
+/// A row to unpack into: a code for each value, a scale and a minimum for each sub-block. Minima of a signed form stay
+/// as they are.
+pub(super) struct Row<'a> {
+    pub(super) codes: &'a mut [u8],
+    pub(super) scales: &'a mut [f32],
+    pub(super) minima: &'a mut [f32],
+}
+
+/// Unpacks the row `bytes` of a type that has a [`form`].
+pub(super) fn unpack(isa: Isa, ty: WeightType, bytes: &[u8], row: Row<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn avx2(ty: WeightType, bytes: &[u8], row: Row<'_>) {
+        unpack_row(ty, bytes, row);
+    }
+    match isa.level() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `isa` proves that the processor has AVX2.
+        Level::Avx2 | Level::AvxVnni | Level::Avx512 => unsafe { avx2(ty, bytes, row) },
+        _ => unpack_row(ty, bytes, row),
+    }
+}
+
+#[inline(always)]
+fn unpack_row(ty: WeightType, bytes: &[u8], row: Row<'_>) {
+    match ty {
+        WeightType::Q4_0 => per_block(bytes, row, q4_0),
+        WeightType::Q4_1 => per_block(bytes, row, q4_1),
+        WeightType::Q5_0 => per_block(bytes, row, q5_0),
+        WeightType::Q5_1 => per_block(bytes, row, q5_1),
+        WeightType::Q8_0 => per_block(bytes, row, q8_0),
+        WeightType::Q4_K => per_block(bytes, row, q4_k),
+        WeightType::Q5_K => per_block(bytes, row, q5_k),
+        WeightType::Q6_K => per_block(bytes, row, q6_k),
+        _ => unreachable!("{ty} has no integer form"),
+    }
+}
+
+#[inline(always)]
+fn per_block<const BYTES: usize, const LEN: usize, const SUBS: usize>(
+    bytes: &[u8],
+    row: Row<'_>,
+    block: impl Fn(&[u8; BYTES], &mut [u8; LEN], &mut [f32; SUBS], &mut [f32; SUBS]),
+) {
+    let (bytes, codes) = (bytes.as_chunks().0, row.codes.as_chunks_mut().0);
+    let (scales, minima) = (row.scales.as_chunks_mut().0, row.minima.as_chunks_mut().0);
+    for (((b, c), s), m) in bytes.iter().zip(codes).zip(scales).zip(minima) {
+        block(b, c, s, m);
+    }
+}
+
+#[inline(always)]
+fn f16_at(b: &[u8], at: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([b[at], b[at + 1]]))
+}
+
+/// Sixteen bytes of nibbles: low ones first, then the high ones.
+#[inline(always)]
+fn nibbles(packed: &[u8], codes: &mut [u8; 32]) {
+    for i in 0..16 {
+        codes[i] = packed[i] & 15;
+        codes[i + 16] = packed[i] >> 4;
+    }
+}
+
+/// The eight bits of a byte, each as bit 4 of a byte of its own.
+static FIFTH_BITS: [[u8; 8]; 256] = {
+    let mut table = [[0; 8]; 256];
+    let mut i = 0;
+    while i < 256 * 8 {
+        table[i / 8][i % 8] = (((i / 8) >> (i % 8)) as u8 & 1) << 4;
+        i += 1;
+    }
+    table
+};
+
+#[inline(always)]
+fn add_fifth_bits(mask: &[u8], codes: &mut [u8; 32]) {
+    for (byte, codes) in mask.iter().zip(codes.as_chunks_mut::<8>().0) {
+        let bits = FIFTH_BITS[usize::from(*byte)];
+        for i in 0..8 {
+            codes[i] |= bits[i];
+        }
+    }
+}
+
+#[inline(always)]
+fn q4_0(b: &[u8; 18], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    let d = f16_at(b, 0);
+    (scale[0], min[0]) = (d, -8.0 * d);
+    nibbles(&b[2..], codes);
+}
+
+#[inline(always)]
+fn q4_1(b: &[u8; 20], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    (scale[0], min[0]) = (f16_at(b, 0), f16_at(b, 2));
+    nibbles(&b[4..], codes);
+}
+
+#[inline(always)]
+fn q5_0(b: &[u8; 22], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    let d = f16_at(b, 0);
+    (scale[0], min[0]) = (d, -16.0 * d);
+    nibbles(&b[6..], codes);
+    add_fifth_bits(&b[2..6], codes);
+}
+
+#[inline(always)]
+fn q5_1(b: &[u8; 24], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    (scale[0], min[0]) = (f16_at(b, 0), f16_at(b, 2));
+    nibbles(&b[8..], codes);
+    add_fifth_bits(&b[4..8], codes);
+}
+
+#[inline(always)]
+fn q8_0(b: &[u8; 34], codes: &mut [u8; 32], scale: &mut [f32; 1], _: &mut [f32; 1]) {
+    scale[0] = f16_at(b, 0);
+    codes.copy_from_slice(&b[2..]);
+}
+
+/// Scales and minima of Q4_K and Q5_K.
+#[inline(always)]
+fn k_scales(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
+    for n in 0..8 {
+        let (scale, min) = scale_min(&b[4..16], n);
+        scales[n] = d * f32::from(scale);
+        minima[n] = -dmin * f32::from(min);
+    }
+}
+
+#[inline(always)]
+fn q4_k(b: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    k_scales(b, scales, minima);
+    for (packed, codes) in b[16..].as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<64>().0) {
+        for i in 0..32 {
+            codes[i] = packed[i] & 15;
+            codes[i + 32] = packed[i] >> 4;
+        }
+    }
+}
+
+#[inline(always)]
+fn q5_k(b: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    k_scales(b, scales, minima);
+    let high = &b[16..48];
+    for (n, (packed, codes)) in b[48..].as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<64>().0).enumerate() {
+        for i in 0..32 {
+            codes[i] = packed[i] & 15 | (high[i] >> (2 * n) & 1) << 4;
+            codes[i + 32] = packed[i] >> 4 | (high[i] >> (2 * n + 1) & 1) << 4;
+        }
+    }
+}
+
+#[inline(always)]
+fn q6_k(b: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let d = f16_at(b, 208);
+    for n in 0..16 {
+        scales[n] = d * f32::from(b[192 + n] as i8);
+        minima[n] = -32.0 * scales[n];
+    }
+    for (half, codes) in codes.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let (low, high) = (&b[half * 64..][..64], &b[128 + half * 32..][..32]);
+        for i in 0..32 {
+            codes[i] = low[i] & 15 | (high[i] & 3) << 4;
+            codes[i + 32] = low[i + 32] & 15 | (high[i] >> 2 & 3) << 4;
+            codes[i + 64] = low[i] >> 4 | (high[i] >> 4 & 3) << 4;
+            codes[i + 96] = low[i + 32] >> 4 | high[i] >> 6 << 4;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::matmul::tests::random_rows;
+    use crate::quant::dequantize_row;
+    use rand::SeedableRng;
+
+    #[test]
+    fn codes_scales_and_minima_give_the_dequantised_values() {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(11);
+        for ty in WeightType::all() {
+            let Some(form) = form(ty) else { continue };
+            let bytes = random_rows(ty, 1, 512, &mut rng);
+            let mut expected = vec![0.0; 512];
+            dequantize_row(ty, &bytes, &mut expected).unwrap();
+            for isa in Isa::available() {
+                let (mut codes, mut scales, mut minima) =
+                    (vec![0; 512], vec![0.0; 512 / form.sub], vec![0.0; 512 / form.sub]);
+                let row = Row { codes: &mut codes, scales: &mut scales, minima: &mut minima };
+                unpack(isa, ty, &bytes, row);
+                for (i, e) in expected.iter().enumerate() {
+                    let code = if form.signed { f32::from(codes[i] as i8) } else { f32::from(codes[i]) };
+                    assert!(form.signed || codes[i] < 64, "{ty}: a code that a byte product may overflow on");
+                    let value = scales[i / form.sub] * code + minima[i / form.sub];
+                    assert!((value - e).abs() <= 1e-5 * e.abs().max(1.0), "{ty} {isa:?} value {i}: {value} {e}");
+                }
+            }
+        }
+    }
+}
