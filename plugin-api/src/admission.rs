@@ -84,7 +84,8 @@ pub struct AdmissionDecision {
     pub verdict: u32,
     /// Out: seconds for `Retry-After`, at least 1 with a rejection.
     pub retry_after_seconds: u32,
-    /// Out: tokens to reserve.
+    /// Out: tokens to reserve in every store (at most its window), before prefill; when the request is admitted though
+    /// a store is short, as many of them as the store has.
     pub demand_tokens: u64,
     /// Out: 1 to mark the answer as saturated (a warning header) though admitted.
     pub warn: u32,

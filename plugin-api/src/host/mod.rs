@@ -214,12 +214,12 @@ fn outcome(status: Status, text: &TextBuf, health: &Health) -> Result<(), Error>
 /// # Safety
 /// `table` is null or points to a table that starts with its size in bytes and is readable that far; `to` is writable.
 unsafe fn copy_table<T: AbiLayout>(table: *const T, to: *mut T, required: usize) -> Result<(), String> {
-    let name = struct_name::<T>();
+    let name = static_text(T::LAYOUT.name);
     if table.is_null() || !table.is_aligned() {
         return Err(format!("its `{name}` is at {table:p}, expected the address of a static struct"));
     }
     // SAFETY: promised by the caller.
-    let size = unsafe { table.cast::<usize>().read() };
+    let size = unsafe { table.byte_add(size_offset::<T>()).cast::<usize>().read() };
     if size < required {
         return Err(format!("its `{name}` has {size} bytes, expected at least {required}"));
     }
@@ -228,12 +228,10 @@ unsafe fn copy_table<T: AbiLayout>(table: *const T, to: *mut T, required: usize)
         if offset + len > size {
             break;
         }
-        // SAFETY: layout tables are made from static text.
-        let (ident, ty) = unsafe { (field.name.as_static(), field.ty.as_static()) };
-        let is_function = ty.is_some_and(|t| t.starts_with("unsafe extern"));
+        let is_function = static_text(field.ty).starts_with("unsafe extern");
         // SAFETY: the field ends within the table; a function pointer is as long as an address.
         if is_function && unsafe { table.byte_add(offset).cast::<usize>().read() } == 0 {
-            return Err(format!("its `{name}` has no function `{}`", ident.unwrap_or("?")));
+            return Err(format!("its `{name}` has no function `{}`", static_text(field.name)));
         }
         // SAFETY: the field ends within both.
         unsafe { table.byte_add(offset).cast::<u8>().copy_to(to.byte_add(offset).cast(), len) };
@@ -251,9 +249,24 @@ unsafe fn read_table<T: AbiLayout>(table: *const T) -> Result<T, String> {
     unsafe { copy_table(table, copy.as_mut_ptr(), size_of::<T>()).map(|()| copy.assume_init()) }
 }
 
-fn struct_name<T: AbiLayout>() -> &'static str {
+/// Text of this build's own layout tables.
+fn static_text(text: Str) -> &'static str {
     // SAFETY: layout tables are made from static text.
-    unsafe { T::LAYOUT.name.as_static() }.unwrap_or("?")
+    unsafe { text.as_static() }.unwrap_or("?")
+}
+
+/// Where a growing struct has its size: at its start, but for the root.
+fn size_offset<T: AbiLayout>() -> usize {
+    T::FIELDS.iter().find(|f| static_text(f.name) == "size").map_or(0, |f| f.offset as usize)
+}
+
+/// Whether a root is long enough for this build and has its functions.
+///
+/// # Safety
+/// `root` is null or points to a root of this API's major version that is readable as far as its size says.
+pub unsafe fn check_root_functions(root: *const PluginRoot) -> Result<(), String> {
+    // SAFETY: promised by the caller.
+    unsafe { read_table(root) }.map(drop)
 }
 
 /// Whether the root's function table can be used as that of `kind`; kinds without a table in this version pass.
