@@ -131,7 +131,7 @@ impl Cache {
         }
         let tokens = source.tokens[..n].to_vec();
         for entry in tables.iter().flatten() {
-            self.stores[entry.store as usize].share(entry.page, entry.len);
+            self.stores[entry.store as usize].share(entry.page, entry.len, donor.index);
         }
         let last_used = self.tick();
         self.sequences.get_mut(donor)?.last_used = last_used;
@@ -155,7 +155,10 @@ impl Cache {
             let promise = match store.window {
                 None => Promise { quota: pages, drawn: 0 },
                 Some(_) => {
-                    let quota = pages.saturating_add(table.len()).min(store.slot_pages).max(table.len());
+                    // Pages that forks have cut short take their place for as long as the window holds them.
+                    let cut = table.iter().filter(|e| (e.len as usize) < PAGE_TOKENS).count();
+                    let most = store.slot_pages.saturating_add(cut);
+                    let quota = pages.saturating_add(table.len()).min(most).max(table.len());
                     Promise { quota, drawn: table.len() }
                 }
             };
@@ -245,8 +248,17 @@ impl Cache {
 
     /// Drops the idle sequence that was used least recently; `None` when no sequence is idle.
     pub fn evict_lru(&mut self) -> Option<SeqId> {
-        let (seq, sequence) = self.idle().min_by_key(|(_, s)| s.last_used)?;
-        tracing::debug!(sequence = %seq, tokens = sequence.committed, "evicting an idle sequence");
+        let (seq, _) = self.idle().min_by_key(|(_, s)| s.last_used)?;
+        self.forget(seq);
+        Some(seq)
+    }
+
+    /// Drops the least recently used of the idle sequences that hold a page of a store which no running one holds.
+    pub(crate) fn evict_holder(&mut self, store: usize) -> Option<SeqId> {
+        let pages = &self.stores[store].pages;
+        let holds = |e: &PageEntry| e.store as usize == store && pages[e.page as usize].live == 0;
+        let (seq, _) =
+            self.idle().filter(|(_, s)| s.tables.iter().flatten().any(holds)).min_by_key(|(_, s)| s.last_used)?;
         self.forget(seq);
         Some(seq)
     }
@@ -304,14 +316,17 @@ impl Cache {
     /// The most tokens, at most `n`, after which a sequence could go on: 0 or `n`, since a window that reaches back
     /// far enough for `n` does so for every later one.
     fn feasible(&self, sequence: &Sequence, n: usize) -> usize {
-        let reaches = |(group, table): (usize, &Table)| match self.stores[self.active[group]].window {
-            None => true,
-            Some(window) => {
-                let held = first_held(table) as usize;
-                held == 0 || n + 1 >= held + window
-            }
-        };
-        if sequence.tables.iter().enumerate().all(reaches) { n } else { 0 }
+        let mut tables = sequence.tables.iter().enumerate();
+        if tables.all(|(group, table)| self.reaches_back(group, first_held(table), n)) { n } else { 0 }
+    }
+
+    /// Whether a sequence that holds a group's positions from `first` on can go on after `n` tokens.
+    pub(crate) fn reaches_back(&self, group: usize, first: u32, n: usize) -> bool {
+        match self.stores[self.active[group]].window {
+            // A window of 1 needs nothing before the query, but a table must hold a page to know where it ends.
+            Some(window) => first == 0 || n + 1 >= first as usize + window.max(2),
+            None => first == 0,
+        }
     }
 
     /// The entries that a fork at `n` shares in one group.
@@ -373,6 +388,7 @@ impl Cache {
     /// Removes an idle sequence.
     fn forget(&mut self, seq: SeqId) {
         if let Some(sequence) = self.sequences.remove(seq) {
+            tracing::debug!(sequence = %seq, tokens = sequence.committed, "forgetting a sequence");
             for entry in sequence.tables.iter().flatten() {
                 self.stores[entry.store as usize].drop_idle(entry.page, seq.index);
             }

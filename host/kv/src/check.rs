@@ -1,7 +1,7 @@
 //! The rules of the cache, checked from scratch.
 
 use crate::cache::Cache;
-use crate::sequence::Phase;
+use crate::sequence::{Phase, first_held};
 
 impl Cache {
     /// Recounts everything that is counted and says what is wrong, if anything is. For tests and diagnosis.
@@ -20,9 +20,8 @@ impl Cache {
                 ensure(position as usize == sequence.tokens.len(), || {
                     format!("{seq}: group {group} ends at {position}, not {}", sequence.tokens.len())
                 })?;
-                let oldest = table.front().map_or(0, |e| e.start_pos);
-                ensure(oldest == 0 || oldest <= self.oldest_needed(group, sequence.committed), || {
-                    format!("{seq}: group {group} begins at {oldest}, after what its window needs")
+                ensure(self.reaches_back(group, first_held(table), sequence.committed), || {
+                    format!("{seq}: group {group} has released tokens that its window needs")
                 })?;
             }
             ensure(sequence.in_flight || sequence.committed == sequence.tokens.len(), || {

@@ -39,8 +39,9 @@ pub struct CacheConfig {
     pub recent_sequences: usize,
     /// Most tokens in one step.
     pub step_tokens: usize,
-    /// Tokens at the end of a sequence that can always be taken back, whatever its windows have released: rejected
-    /// drafts, or the last token of a prompt that is in the cache as a whole. At least 1.
+    /// Of the tokens that a sequence has written, so many of the last can always be taken back or left out by a fork,
+    /// whatever its windows have released: rejected drafts, or the last token of a prompt that is in the cache as a
+    /// whole. At least 1.
     pub rollback_tokens: usize,
 }
 

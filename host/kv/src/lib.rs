@@ -22,6 +22,7 @@ mod error;
 mod planning;
 mod prefix;
 mod sequence;
+mod state;
 
 mod stats;
 mod store;
@@ -32,5 +33,6 @@ pub use error::{CacheFull, ConfigError, KvError};
 pub use planning::{BatchItem, Outputs, Planned, StepId};
 pub use prefix::Prefix;
 pub use sequence::{PageEntry, SeqId};
+pub use state::{ModelFingerprint, StateError};
 
 pub use stats::StoreStats;

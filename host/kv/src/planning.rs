@@ -168,9 +168,15 @@ impl Cache {
             }
             needs.push((index, pages));
         }
-        for (index, pages) in needs {
+        self.evict_for(&needs)
+    }
+
+    /// Evicts idle sequences until each store has as many free pages as asked; only those that alone hold some page of
+    /// a store that is short.
+    pub(crate) fn evict_for(&mut self, needs: &[(usize, usize)]) -> Result<(), KvError> {
+        for &(index, pages) in needs {
             while self.stores[index].free.len() < pages {
-                if self.evict_lru().is_none() {
+                if self.evict_holder(index).is_none() {
                     return Err(self.stores[index].full(pages).into());
                 }
             }

@@ -101,10 +101,14 @@ impl Store {
         Some(page)
     }
 
-    /// Adds a running reader of the first `len` slots.
-    pub(crate) fn share(&mut self, page: u32, len: u32) {
+    /// Adds a running reader of the first `len` slots. An only holder becomes the writer, so that it does not lose the
+    /// free slots on which it counts.
+    pub(crate) fn share(&mut self, page: u32, len: u32, holder: u32) {
         self.wake(page);
         let page = &mut self.pages[page as usize];
+        if page.refs == 1 {
+            page.writer = Some(holder);
+        }
         page.refs += 1;
         page.frozen = page.frozen.max(len);
     }

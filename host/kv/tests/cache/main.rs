@@ -1,4 +1,9 @@
 //! The cache through its public face.
 
+mod admission;
 mod plans;
+mod properties;
+mod sharing;
+mod sizes;
+mod state;
 mod support;

@@ -139,14 +139,18 @@ fn a_page_that_left_the_window_is_not_read_and_is_given_back() {
     feed(&mut cache, a, &tokens(0, 227));
     assert_eq!(cache.page_table(a, 1).unwrap().len(), 2);
     // The query at 227 sees keys from 128 on.
-    check(&mut cache, &[(a, &[1])], expect![[r#"
+    check(
+        &mut cache,
+        &[(a, &[1])],
+        expect![[r#"
         group 0
         write rows 0..1 store 0 p1[99..100]
         read  rows 0..1 store 0 [p0@0+128 p1@128+100] causal
         group 1
         write rows 0..1 store 1 p1[99..100]
         read  rows 0..1 store 1 [p1@128+100] window 100
-    "#]]);
+    "#]],
+    );
     assert_eq!(cache.page_table(a, 1).unwrap().len(), 1);
     assert_eq!(cache.page_table(a, 0).unwrap().len(), 2);
 }

@@ -1,0 +1,262 @@
+//! Random sequences of operations against a model of what each sequence must hold.
+
+use std::collections::HashMap;
+
+use opencoti_compute::plan::{Mask, Step};
+use opencoti_kv::{Cache, KvError, Prefix, SeqId, StepId};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use crate::support::{config, group, plan};
+
+#[derive(Clone, Debug)]
+enum Op {
+    Create,
+    Admit { prompt: Vec<u32>, declared: usize },
+    Fork { donor: Index, n: Index },
+    Step { batch: Vec<(Index, usize)>, commit: bool, release: Option<Index> },
+    Truncate { seq: Index, n: Index },
+    Release(Index),
+    Retain(Index),
+    Reserve { seq: Index, n: usize },
+    Evict,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let batch = prop::collection::vec((any::<Index>(), 1usize..150), 1..4);
+    // Prompts of few different tokens, so that they have prefixes in common.
+    let prompt = (0u32..2, 1usize..300).prop_map(|(kind, n)| (0..n as u32).map(|i| i / 100 * kind).collect());
+    prop_oneof![
+        2 => Just(Op::Create),
+        4 => (prompt, 0usize..200).prop_map(|(prompt, declared)| Op::Admit { prompt, declared }),
+        4 => (any::<Index>(), any::<Index>()).prop_map(|(donor, n)| Op::Fork { donor, n }),
+        12 => (batch, prop::bool::weighted(0.8), prop::option::weighted(0.1, any::<Index>()))
+            .prop_map(|(batch, commit, release)| Op::Step { batch, commit, release }),
+        2 => (any::<Index>(), any::<Index>()).prop_map(|(seq, n)| Op::Truncate { seq, n }),
+        2 => any::<Index>().prop_map(Op::Release),
+        3 => any::<Index>().prop_map(Op::Retain),
+        2 => (any::<Index>(), 0usize..400).prop_map(|(seq, n)| Op::Reserve { seq, n }),
+        1 => Just(Op::Evict),
+    ]
+}
+
+/// The cache, and what must be in it: the tokens of each running sequence, how many more it may still take for sure,
+/// and what was written to each slot of each page.
+struct World {
+    cache: Cache,
+    live: Vec<(SeqId, Vec<u32>, usize)>,
+    slots: HashMap<(u32, u32, u32), Vec<u32>>,
+}
+
+impl World {
+    fn new(windows: &[Option<usize>]) -> Self {
+        let groups = windows.iter().enumerate().map(|(i, &w)| group(&format!("g{i}"), 1, w)).collect();
+        let mut config = config(groups);
+        config.capacity_tokens = 1536;
+        config.step_tokens = 450;
+        World { cache: Cache::new(config).unwrap(), live: Vec::new(), slots: HashMap::new() }
+    }
+
+    fn pick(&self, index: &Index) -> Option<usize> {
+        (!self.live.is_empty()).then(|| index.index(self.live.len()))
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Create => {
+                let seq = self.cache.create();
+                self.live.push((seq, Vec::new(), 0));
+            }
+            Op::Admit { prompt, declared } => self.admit(prompt, *declared),
+            Op::Fork { donor, n } => {
+                let Some(i) = self.pick(donor) else { return };
+                let (donor, tokens, _) = &self.live[i];
+                let n = n.index(tokens.len() + 1);
+                match self.cache.fork(*donor, n) {
+                    Ok(seq) => {
+                        let tokens = tokens[..n].to_vec();
+                        self.live.push((seq, tokens, 0));
+                    }
+                    Err(KvError::Full(_) | KvError::CannotShare { .. }) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Op::Step { batch, commit, release } => self.step(batch, *commit, release.as_ref()),
+            Op::Truncate { seq, n } => {
+                let Some(i) = self.pick(seq) else { return };
+                let (seq, tokens, sure) = &mut self.live[i];
+                let kept = self.cache.truncate(*seq, n.index(tokens.len() + 1)).unwrap();
+                tokens.truncate(kept);
+                *sure = 0;
+            }
+            Op::Release(seq) => {
+                let Some(i) = self.pick(seq) else { return };
+                self.cache.release(self.live.swap_remove(i).0).unwrap();
+            }
+            Op::Retain(seq) => {
+                let Some(i) = self.pick(seq) else { return };
+                self.cache.retain(self.live.swap_remove(i).0).unwrap();
+            }
+            Op::Reserve { seq, n } => {
+                let Some(i) = self.pick(seq) else { return };
+                let (seq, _, sure) = &mut self.live[i];
+                match self.cache.reserve(*seq, *n) {
+                    Ok(()) => *sure = *n,
+                    Err(KvError::Full(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Op::Evict => {
+                self.cache.evict_lru();
+            }
+        }
+    }
+
+    /// What a server does with a request: find a prefix, price the rest, feed it.
+    fn admit(&mut self, prompt: &[u32], declared: usize) {
+        let prefix = self.cache.longest_prefix(&prompt[..prompt.len() - 1]);
+        let shared = prefix.map_or(0, |p: Prefix| p.tokens);
+        if let Some(prefix) = prefix {
+            assert_eq!(self.cache.tokens(prefix.donor).unwrap()[..shared], prompt[..shared]);
+        }
+        let sure = prompt.len() - shared + declared;
+        match self.cache.admit(prefix, sure) {
+            Ok(seq) => {
+                assert_eq!(self.cache.tokens(seq).unwrap(), &prompt[..shared]);
+                self.live.push((seq, prompt[..shared].to_vec(), sure));
+                let i = self.live.len() - 1;
+                let step = plan(&mut self.cache, &[(seq, &prompt[shared..])]).expect("promised pages");
+                self.write(&step.step);
+                self.end(step.id, true, &[(i, prompt[shared..].to_vec())]);
+            }
+            Err(KvError::Full(_)) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn step(&mut self, batch: &[(Index, usize)], commit: bool, release: Option<&Index>) {
+        let mut items: Vec<(usize, Vec<u32>)> = Vec::new();
+        for (seq, n) in batch {
+            let Some(i) = self.pick(seq) else { return };
+            if items.iter().all(|(other, _)| *other != i) {
+                let seed = self.live[i].1.len() as u32 * 31 + i as u32;
+                items.push((i, (0..*n as u32).map(|k| seed + k).collect()));
+            }
+        }
+        let all_sure = items.iter().all(|(i, tokens)| tokens.len() <= self.live[*i].2);
+        let batch: Vec<(SeqId, &[u32])> = items.iter().map(|(i, t)| (self.live[*i].0, &t[..])).collect();
+        let planned = match plan(&mut self.cache, &batch) {
+            Ok(planned) => planned,
+            Err(KvError::Full(full)) => return assert!(!all_sure, "a promise was broken: {full}"),
+            Err(other) => panic!("{other}"),
+        };
+        self.read(&items, &planned.step);
+        self.write(&planned.step);
+        self.end(planned.id, commit, &items);
+        if let Some(i) = release.and_then(|r| self.pick(r)) {
+            self.cache.release(self.live.swap_remove(i).0).unwrap();
+        }
+    }
+
+    fn end(&mut self, id: StepId, commit: bool, items: &[(usize, Vec<u32>)]) {
+        if commit {
+            self.cache.commit(id).unwrap();
+            for (i, tokens) in items {
+                let (_, known, sure) = &mut self.live[*i];
+                known.extend(tokens);
+                *sure = sure.saturating_sub(tokens.len());
+            }
+        } else {
+            self.cache.abort(id).unwrap();
+        }
+    }
+
+    /// Remembers for every slot the whole sequence up to it, as its keys and values depend on all of it.
+    fn write(&mut self, step: &Step) {
+        for plan in &step.groups {
+            for run in &plan.appends {
+                for row in run.rows.clone() {
+                    let slot = run.first_slot + row - run.rows.start;
+                    let at = (run.store, run.page, slot);
+                    self.slots.insert(at, vec![step.tokens[row as usize], step.positions[row as usize]]);
+                }
+            }
+        }
+    }
+
+    /// Every row must meet each position that its mask lets it see exactly once, with the token that stands there.
+    fn read(&mut self, items: &[(usize, Vec<u32>)], step: &Step) {
+        self.write(step);
+        let mut row = 0u32;
+        for (i, new) in items {
+            let mut tokens = self.live[*i].1.clone();
+            tokens.extend(new);
+            for _ in new {
+                let position = step.positions[row as usize];
+                for plan in &step.groups {
+                    let mut seen: Vec<u32> = Vec::new();
+                    let mut window = None;
+                    for segment in plan.segments.iter().filter(|s| s.queries.iter().any(|q| q.contains(&row))) {
+                        let visible = segment.mask.visible(position);
+                        window = if let Mask::Window(w) = segment.mask { Some(w) } else { None };
+                        for span in segment.pages.head(0) {
+                            for slot in 0..span.len {
+                                let p = span.start_pos + slot;
+                                if visible.contains(&p) {
+                                    let found = &self.slots[&(segment.store, span.page, slot)];
+                                    assert_eq!(found, &[tokens[p as usize], p], "row {row} at {p}");
+                                    seen.push(p);
+                                }
+                            }
+                        }
+                    }
+                    seen.sort_unstable();
+                    let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
+                    assert!(seen.iter().copied().eq(first..=position), "row {row} sees {seen:?}");
+                }
+                row += 1;
+            }
+        }
+    }
+
+    fn check(&self) {
+        self.cache.check().unwrap();
+        for (seq, tokens, _) in &self.live {
+            assert_eq!(self.cache.tokens(*seq).unwrap(), tokens);
+            assert_eq!(self.cache.committed(*seq).unwrap(), tokens.len());
+        }
+    }
+
+    fn end_all(mut self) {
+        for (seq, ..) in std::mem::take(&mut self.live) {
+            self.cache.release(seq).unwrap();
+        }
+        while self.cache.evict_lru().is_some() {}
+        self.check();
+        for store in self.cache.stats() {
+            assert_eq!((store.free, store.promised), (store.total, 0), "{}", store.name);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_operation_keeps_the_rules(
+        windows in prop::sample::select(vec![
+            vec![None],
+            vec![None, Some(100)],
+            vec![Some(1)],
+            vec![Some(300), None, Some(17)],
+        ]),
+        ops in prop::collection::vec(op(), 1..60),
+    ) {
+        let mut world = World::new(&windows);
+        for op in &ops {
+            world.run(op);
+            world.check();
+        }
+        world.end_all();
+    }
+}
