@@ -6,6 +6,7 @@ mod fixture;
 mod graphs;
 mod parity;
 mod plain_attention;
+mod real;
 mod reference;
 mod refusals;
 mod rewrite;

@@ -28,32 +28,42 @@ impl Run<'_> {
         &self.values[v.0 as usize]
     }
 
-    fn weight(&self, id: WeightId) -> Matrix {
-        let weight = &self.weights[id.0 as usize];
-        weight.to_f32().chunks_exact(weight.cols()).map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect()
+    /// One row of a weight.
+    fn row(&self, id: WeightId, row: usize) -> Vec<f64> {
+        let matrix = self.weights[id.0 as usize].matrix();
+        let mut values = vec![0f32; matrix.cols()];
+        matrix.dequantize_row(row, &mut values);
+        values.into_iter().map(f64::from).collect()
     }
 
     fn vector(&self, id: WeightId) -> Vec<f64> {
-        self.weight(id).concat()
+        self.row(id, 0)
+    }
+
+    /// `x * W^T + bias`, a column of the result at a time.
+    fn product(&self, x: &Matrix, weight: WeightId, bias: Option<WeightId>) -> Matrix {
+        let bias = bias.map(|b| self.vector(b));
+        let columns = self.weights[weight.0 as usize].rows();
+        let mut out = vec![Vec::with_capacity(columns); x.len()];
+        for column in 0..columns {
+            let w = self.row(weight, column);
+            let b = bias.as_ref().map_or(0.0, |b| b[column]);
+            out.iter_mut().zip(x).for_each(|(out, x)| out.push(dot(&w, x) + b));
+        }
+        out
     }
 
     fn step(&mut self, op: &Op, tokens: &[u32]) {
         let (out, result) = match *op {
             Op::Embed { out, table, scale } => {
-                let table = self.weight(table);
-                let row = |&t: &u32| table[t as usize].iter().map(|v| v * f64::from(scale)).collect();
+                let row = |&t: &u32| self.row(table, t as usize).iter().map(|v| v * f64::from(scale)).collect();
                 (out, tokens.iter().map(row).collect())
             }
             Op::RmsNorm { out, x, weight, eps, group } => {
                 let weight = weight.map_or_else(|| vec![1.0; group], |w| self.vector(w));
                 (out, map_rows(self.value(x), |row| row.chunks(group).flat_map(|c| rms(c, &weight, eps)).collect()))
             }
-            Op::MatMul { out, x, weight, bias } => {
-                let rows = self.weight(weight);
-                let bias = bias.map_or_else(|| vec![0.0; rows.len()], |b| self.vector(b));
-                let product = |x: &[f64]| rows.iter().zip(&bias).map(|(w, b)| dot(w, x) + b).collect();
-                (out, map_rows(self.value(x), product))
-            }
+            Op::MatMul { out, x, weight, bias } => (out, self.product(self.value(x), weight, bias)),
             Op::Rope { out, x, head_dim, rope } => {
                 let table = self.frequencies(&self.graph.ropes[rope.0 as usize]);
                 let rope = &self.graph.ropes[rope.0 as usize];

@@ -1,0 +1,115 @@
+//! Real models, where the folder `$OPENCOTI_TEST_MODELS` has them: predictions on a paragraph against those of transformers with
+//! the same weights expanded to f32 (see `fixtures/make_real_references.py`). This covers quantised weights and real sizes.
+
+use std::path::PathBuf;
+
+use opencoti_model::Model;
+
+use crate::cached::Runner;
+use crate::fixture::path;
+use crate::reference;
+
+/// Mean divergence that rounding activations to eight bits may cause, in nats; 1e-3 to 3e-3 were observed.
+const MEAN_KLD: f64 = 5e-3;
+
+/// What transformers predicts: the most probable tokens of every position.
+struct Reference {
+    tokens: Vec<u32>,
+    top_ids: Vec<Vec<usize>>,
+    top_log_probs: Vec<Vec<f64>>,
+}
+
+impl Reference {
+    fn read(name: &str) -> Reference {
+        let json = std::fs::read_to_string(path(&format!("{name}.reference.json"))).expect("the reference");
+        let mut json: serde_json::Value = serde_json::from_str(&json).expect("json");
+        let mut field = |name: &str| json[name].take();
+        Reference {
+            tokens: serde_json::from_value(field("tokens")).expect("ids"),
+            top_ids: serde_json::from_value(field("top_ids")).expect("ids"),
+            top_log_probs: serde_json::from_value(field("top_log_probs")).expect("numbers"),
+        }
+    }
+
+    /// Divergence of our prediction at a position from the reference, over its most probable tokens and all others together.
+    fn divergence(&self, position: usize, logits: &[f32]) -> f64 {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
+        let (mut kld, mut rest, mut our_rest) = (0.0, 1.0, 1.0);
+        for (&id, &expected) in self.top_ids[position].iter().zip(&self.top_log_probs[position]) {
+            let ours = f64::from(logits[id] - max) - sum.ln();
+            kld += expected.exp() * (expected - ours);
+            rest -= expected.exp();
+            our_rest -= ours.exp();
+        }
+        let (rest, our_rest) = (f64::max(rest, 1e-9), f64::max(our_rest, 1e-9));
+        kld + rest * (rest / our_rest).ln()
+    }
+}
+
+/// The model of this name, if the folder has it.
+fn find(name: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("OPENCOTI_TEST_MODELS")?;
+    Some(PathBuf::from(folder).join(format!("{name}.gguf"))).filter(|path| path.exists())
+}
+
+/// A model that the folder has, with its reference.
+fn load(name: &str) -> Option<(Model, Reference)> {
+    let Some(path) = find(name) else {
+        eprintln!("skipped: no {name}.gguf in $OPENCOTI_TEST_MODELS");
+        return None;
+    };
+    Some((Model::load(&path, |_| {}).expect("loads"), Reference::read(name)))
+}
+
+/// Mean divergence of the first positions, of which these are the logits.
+fn mean_divergence(reference: &Reference, rows: &[&[f32]]) -> f64 {
+    rows.iter().enumerate().map(|(p, row)| reference.divergence(p, row)).sum::<f64>() / rows.len() as f64
+}
+
+/// The graph and the weights themselves: no more than rounding of f32 may be left.
+fn check_interpreter(name: &str) {
+    let Some((model, reference)) = load(name) else { return };
+    let n = 12;
+    let logits = reference::logits(&model.graph, &model.weights, &reference.tokens[..n]);
+    let rows: Vec<&[f32]> = logits.chunks_exact(logits.len() / n).collect();
+    let mean = mean_divergence(&reference, &rows);
+    eprintln!("{name}, exact: mean divergence {mean:.2e}");
+    assert!(mean.abs() < 1e-5, "{name}: mean divergence {mean:.2e}");
+}
+
+/// The executor, which rounds the activations that meet quantised weights to eight bits.
+fn check_executor(name: &str) {
+    let Some((model, reference)) = load(name) else { return };
+    let mut runner = Runner::new(&model, 2);
+    let seq = runner.create();
+    let logits =
+        reference.tokens.chunks(32).flat_map(|chunk| runner.step(&[(seq, chunk)]).concat()).collect::<Vec<_>>();
+    let rows: Vec<&[f32]> = logits.chunks_exact(logits.len() / reference.tokens.len()).collect();
+    let mean = mean_divergence(&reference, &rows);
+    eprintln!("{name}, executor: mean divergence {mean:.2e} over {} tokens", rows.len());
+    assert!(mean < MEAN_KLD, "{name}: mean divergence {mean:.2e}");
+}
+
+const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1";
+const GEMMA3: &str = "gemma-3-270m-Q4_K_M";
+
+#[test]
+fn the_graph_of_smollm2_predicts_as_transformers_does() {
+    check_interpreter(SMOLLM2);
+}
+
+#[test]
+fn the_graph_of_gemma3_270m_predicts_as_transformers_does() {
+    check_interpreter(GEMMA3);
+}
+
+#[test]
+fn smollm2_predicts_as_transformers_does() {
+    check_executor(SMOLLM2);
+}
+
+#[test]
+fn gemma3_270m_predicts_as_transformers_does() {
+    check_executor(GEMMA3);
+}
