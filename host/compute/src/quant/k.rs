@@ -30,15 +30,22 @@ pub(super) fn q3_k(b: &[u8; 110], v: &mut [f32; 256]) {
     let d = f16_at(b, 108);
     let packed = &b[96..108];
     for (n, sub) in v.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let low = packed[n % 8] >> (n / 8 * 4) & 15;
-        let high = packed[8 + n % 4] >> (n / 4 * 2) & 3;
-        let scale = d * f32::from((low | high << 4) as i8 - 32);
+        let scale = d * f32::from(q3_scale(packed, n));
         let (at, shift) = two_bit_place(n);
         for (i, v) in sub.iter_mut().enumerate() {
             let third = b[n % 2 * 16 + i] >> (n / 2) & 1;
             *v = scale * f32::from((b[32 + at + i] >> shift & 3 | third << 2) as i8 - 4);
         }
     }
+}
+
+/// Scale of sub-block `n` (0..16) from the 12 packed bytes of Q3_K: six bits less 32, the lower four in nibbles, the
+/// upper two in the last four bytes.
+#[inline(always)]
+pub fn q3_scale(packed: &[u8], n: usize) -> i8 {
+    let low = packed[n % 8] >> (n / 8 * 4) & 15;
+    let high = packed[8 + n % 4] >> (n / 4 * 2) & 3;
+    (low | high << 4) as i8 - 32
 }
 
 /// Scale and minimum of sub-block `n` (0..8) from the 12 packed bytes of Q4_K and Q5_K: six bits each, the first

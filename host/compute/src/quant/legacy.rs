@@ -18,6 +18,19 @@ pub(super) fn f16_row(src: &[u8], dst: &mut [f32]) {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn f16_row_f16c(src: &[u8], dst: &mut [f32]) {
+    use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+    let (halves, rest) = src.as_chunks::<16>();
+    let (values, last) = dst.as_chunks_mut::<8>();
+    for (h, v) in halves.iter().zip(values) {
+        // SAFETY: 16 bytes are read, 8 values written, and neither needs alignment.
+        unsafe { _mm256_storeu_ps(v.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(h.as_ptr().cast()))) };
+    }
+    f16_row(rest, last);
+}
+
 #[inline(always)]
 pub(super) fn bf16_row(src: &[u8], dst: &mut [f32]) {
     for (b, v) in src.as_chunks::<2>().0.iter().zip(dst) {

@@ -178,8 +178,8 @@ pub fn dequantize_row(ty: WeightType, src: &[u8], dst: &mut [f32]) -> Result<(),
         return Err(QuantError::ByteLength { ty: ty.name(), len: dst.len(), expected, found: src.len() });
     }
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, checked above.
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+        // SAFETY: the processor has AVX2 and F16C, checked above.
         unsafe { dequantize_avx2(ty, src, dst) };
         return Ok(());
     }
@@ -187,11 +187,25 @@ pub fn dequantize_row(ty: WeightType, src: &[u8], dst: &mut [f32]) -> Result<(),
     Ok(())
 }
 
-/// [`dequantize_blocks`] compiled for AVX2: the same arithmetic, so the same bits, in wider registers.
+/// [`dequantize_blocks`] compiled for AVX2: the same arithmetic, so the same bits, in wider registers. Only rows of
+/// f16 have an instruction of their own.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 fn dequantize_avx2(ty: WeightType, src: &[u8], dst: &mut [f32]) {
-    dequantize_blocks(ty, src, dst);
+    match ty {
+        WeightType::F16 => legacy::f16_row_f16c(src, dst),
+        _ => dequantize_blocks(ty, src, dst),
+    }
+}
+
+/// Runs a block function over a row. A macro, not a function that takes one: a call through `Fn` would be compiled
+/// apart, without the instruction set of the caller.
+macro_rules! per_block {
+    ($src:expr, $dst:expr, $block:path) => {
+        for (bytes, values) in $src.as_chunks().0.iter().zip($dst.as_chunks_mut().0) {
+            $block(bytes, values);
+        }
+    };
 }
 
 /// Dispatch over whole blocks; the lengths were checked.
@@ -201,42 +215,29 @@ fn dequantize_blocks(ty: WeightType, src: &[u8], dst: &mut [f32]) {
         WeightType::F32 => legacy::f32_row(src, dst),
         WeightType::F16 => legacy::f16_row(src, dst),
         WeightType::BF16 => legacy::bf16_row(src, dst),
-        WeightType::Q4_0 => per_block(src, dst, legacy::q4_0),
-        WeightType::Q4_1 => per_block(src, dst, legacy::q4_1),
-        WeightType::Q5_0 => per_block(src, dst, legacy::q5_0),
-        WeightType::Q5_1 => per_block(src, dst, legacy::q5_1),
-        WeightType::Q8_0 => per_block(src, dst, legacy::q8_0),
-        WeightType::Q2_K => per_block(src, dst, k::q2_k),
-        WeightType::Q3_K => per_block(src, dst, k::q3_k),
-        WeightType::Q4_K => per_block(src, dst, k::q4_k),
-        WeightType::Q5_K => per_block(src, dst, k::q5_k),
-        WeightType::Q6_K => per_block(src, dst, k::q6_k),
-        WeightType::IQ1_S => per_block(src, dst, iq::iq1_s),
-        WeightType::IQ1_M => per_block(src, dst, iq::iq1_m),
-        WeightType::IQ2_XXS => per_block(src, dst, iq::iq2_xxs),
-        WeightType::IQ2_XS => per_block(src, dst, iq::iq2_xs),
-        WeightType::IQ2_S => per_block(src, dst, iq::iq2_s),
-        WeightType::IQ3_XXS => per_block(src, dst, iq::iq3_xxs),
-        WeightType::IQ3_S => per_block(src, dst, iq::iq3_s),
-        WeightType::IQ4_NL => per_block(src, dst, iq::iq4_nl),
-        WeightType::IQ4_XS => per_block(src, dst, iq::iq4_xs),
-        WeightType::TQ1_0 => per_block(src, dst, ternary::tq1_0),
-        WeightType::TQ2_0 => per_block(src, dst, ternary::tq2_0),
-        WeightType::MXFP4 => per_block(src, dst, mx::mxfp4),
-        WeightType::NVFP4 => per_block(src, dst, mx::nvfp4),
-    }
-}
-
-#[inline(always)]
-fn per_block<const BYTES: usize, const LEN: usize>(
-    src: &[u8],
-    dst: &mut [f32],
-    block: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
-) {
-    let (blocks, _) = src.as_chunks::<BYTES>();
-    let (values, _) = dst.as_chunks_mut::<LEN>();
-    for (b, v) in blocks.iter().zip(values) {
-        block(b, v);
+        WeightType::Q4_0 => per_block!(src, dst, legacy::q4_0),
+        WeightType::Q4_1 => per_block!(src, dst, legacy::q4_1),
+        WeightType::Q5_0 => per_block!(src, dst, legacy::q5_0),
+        WeightType::Q5_1 => per_block!(src, dst, legacy::q5_1),
+        WeightType::Q8_0 => per_block!(src, dst, legacy::q8_0),
+        WeightType::Q2_K => per_block!(src, dst, k::q2_k),
+        WeightType::Q3_K => per_block!(src, dst, k::q3_k),
+        WeightType::Q4_K => per_block!(src, dst, k::q4_k),
+        WeightType::Q5_K => per_block!(src, dst, k::q5_k),
+        WeightType::Q6_K => per_block!(src, dst, k::q6_k),
+        WeightType::IQ1_S => per_block!(src, dst, iq::iq1_s),
+        WeightType::IQ1_M => per_block!(src, dst, iq::iq1_m),
+        WeightType::IQ2_XXS => per_block!(src, dst, iq::iq2_xxs),
+        WeightType::IQ2_XS => per_block!(src, dst, iq::iq2_xs),
+        WeightType::IQ2_S => per_block!(src, dst, iq::iq2_s),
+        WeightType::IQ3_XXS => per_block!(src, dst, iq::iq3_xxs),
+        WeightType::IQ3_S => per_block!(src, dst, iq::iq3_s),
+        WeightType::IQ4_NL => per_block!(src, dst, iq::iq4_nl),
+        WeightType::IQ4_XS => per_block!(src, dst, iq::iq4_xs),
+        WeightType::TQ1_0 => per_block!(src, dst, ternary::tq1_0),
+        WeightType::TQ2_0 => per_block!(src, dst, ternary::tq2_0),
+        WeightType::MXFP4 => per_block!(src, dst, mx::mxfp4),
+        WeightType::NVFP4 => per_block!(src, dst, mx::nvfp4),
     }
 }
 

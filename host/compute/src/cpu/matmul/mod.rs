@@ -8,7 +8,7 @@
 //! - [`Precision::Float`]: f32 activations times f32, f16 or bf16 weights, and times the dequantised values of the
 //!   rarer quantised types ([`float`]).
 //! - [`Precision::Q8`]: activations rounded to eight bits in blocks of 32, once per input, times the integer codes of
-//!   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K ([`int8`]), as llama.cpp does it.
+//!   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K ([`int8`]), as llama.cpp does it.
 
 mod activations;
 mod float;
@@ -152,12 +152,16 @@ pub struct Scratch {
     minima: Vec<f32>,
 }
 
-/// Bytes of a dequantised panel: most of a usual L2 cache's half.
+/// Bytes of an unpacked panel that serves many activation rows: a good part of a usual L2 cache.
 const PANEL_BYTES: usize = 192 << 10;
 
-/// Weight rows in a panel whose unpacked rows take `row_bytes`.
-fn panel_rows(row_bytes: usize) -> usize {
-    (PANEL_BYTES / row_bytes.max(1) / 4 * 4).clamp(4, 32)
+/// Weight rows in a panel whose unpacked rows take `row_bytes`. One that a few activation rows use is kept small, so
+/// that they find it in L1.
+fn panel_rows(activation_rows: usize, row_bytes: usize) -> usize {
+    match activation_rows {
+        0..4 => 4,
+        _ => (PANEL_BYTES / row_bytes.max(1) / 4 * 4).clamp(4, 32),
+    }
 }
 
 /// Product with f32 activations, `x` being rows of `w.cols()`: columns `columns` of `out`.
@@ -174,7 +178,7 @@ pub unsafe fn matmul_float(
 ) {
     assert!(columns.end <= w.rows && out.width == w.rows && x.len() == out.rows * w.cols, "shapes of a product");
     let input = float::FloatInput { x, rows: out.rows, cols: w.cols };
-    let step = panel_rows(w.cols * size_of::<f32>());
+    let step = panel_rows(out.rows, w.cols * size_of::<f32>());
     let mut first = columns.start;
     while first < columns.end {
         let n = step.min(columns.end - first);
@@ -215,8 +219,7 @@ pub unsafe fn matmul_q8(
     let layout = activations::Layout::new(w.cols);
     assert!(columns.end <= w.rows && out.width == w.rows && x.len() == out.rows * layout.words, "shapes of a product");
     let input = int8::Input { words: x.as_ptr(), rows: out.rows, layout };
-    // A panel for a few activation rows is read at once, from L1.
-    let step = if out.rows < 4 { 4 } else { panel_rows(w.cols + w.cols / 2) };
+    let step = panel_rows(out.rows, w.cols + w.cols / 2);
     let mut first = columns.start;
     while first < columns.end {
         let n = step.min(columns.end - first);

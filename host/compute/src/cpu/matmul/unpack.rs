@@ -5,7 +5,7 @@
 //! only Q8_0, with codes of a whole byte, keeps them signed.
 
 use crate::cpu::simd::{Isa, Level};
-use crate::quant::k::scale_min;
+use crate::quant::k::{q3_scale, scale_min};
 use crate::quant::{WeightType, f16_to_f32};
 
 /// How a type's codes are to be read.
@@ -24,7 +24,7 @@ pub(super) fn form(ty: WeightType) -> Option<Form> {
             Some(Form { signed: false, sub: 32 })
         }
         WeightType::Q4_K | WeightType::Q5_K => Some(Form { signed: false, sub: 32 }),
-        WeightType::Q6_K => Some(Form { signed: false, sub: 16 }),
+        WeightType::Q2_K | WeightType::Q3_K | WeightType::Q6_K => Some(Form { signed: false, sub: 16 }),
         WeightType::Q8_0 => Some(Form { signed: true, sub: 32 }),
         _ => None,
     }
@@ -53,31 +53,32 @@ pub(super) fn unpack(isa: Isa, ty: WeightType, bytes: &[u8], row: Row<'_>) {
     }
 }
 
-#[inline(always)]
-fn unpack_row(ty: WeightType, bytes: &[u8], row: Row<'_>) {
-    match ty {
-        WeightType::Q4_0 => per_block(bytes, row, q4_0),
-        WeightType::Q4_1 => per_block(bytes, row, q4_1),
-        WeightType::Q5_0 => per_block(bytes, row, q5_0),
-        WeightType::Q5_1 => per_block(bytes, row, q5_1),
-        WeightType::Q8_0 => per_block(bytes, row, q8_0),
-        WeightType::Q4_K => per_block(bytes, row, q4_k),
-        WeightType::Q5_K => per_block(bytes, row, q5_k),
-        WeightType::Q6_K => per_block(bytes, row, q6_k),
-        _ => unreachable!("{ty} has no integer form"),
-    }
+/// Runs a block function over a row. A macro, not a function that takes one: a call through `Fn` would be compiled
+/// apart, without the instruction set of the caller.
+macro_rules! per_block {
+    ($bytes:expr, $row:expr, $block:path) => {{
+        let (bytes, codes) = ($bytes.as_chunks().0, $row.codes.as_chunks_mut().0);
+        let (scales, minima) = ($row.scales.as_chunks_mut().0, $row.minima.as_chunks_mut().0);
+        for (((b, c), s), m) in bytes.iter().zip(codes).zip(scales).zip(minima) {
+            $block(b, c, s, m);
+        }
+    }};
 }
 
 #[inline(always)]
-fn per_block<const BYTES: usize, const LEN: usize, const SUBS: usize>(
-    bytes: &[u8],
-    row: Row<'_>,
-    block: impl Fn(&[u8; BYTES], &mut [u8; LEN], &mut [f32; SUBS], &mut [f32; SUBS]),
-) {
-    let (bytes, codes) = (bytes.as_chunks().0, row.codes.as_chunks_mut().0);
-    let (scales, minima) = (row.scales.as_chunks_mut().0, row.minima.as_chunks_mut().0);
-    for (((b, c), s), m) in bytes.iter().zip(codes).zip(scales).zip(minima) {
-        block(b, c, s, m);
+fn unpack_row(ty: WeightType, bytes: &[u8], row: Row<'_>) {
+    match ty {
+        WeightType::Q4_0 => per_block!(bytes, row, q4_0),
+        WeightType::Q4_1 => per_block!(bytes, row, q4_1),
+        WeightType::Q5_0 => per_block!(bytes, row, q5_0),
+        WeightType::Q5_1 => per_block!(bytes, row, q5_1),
+        WeightType::Q8_0 => per_block!(bytes, row, q8_0),
+        WeightType::Q2_K => per_block!(bytes, row, q2_k),
+        WeightType::Q3_K => per_block!(bytes, row, q3_k),
+        WeightType::Q4_K => per_block!(bytes, row, q4_k),
+        WeightType::Q5_K => per_block!(bytes, row, q5_k),
+        WeightType::Q6_K => per_block!(bytes, row, q6_k),
+        _ => unreachable!("{ty} has no integer form"),
     }
 }
 
@@ -86,33 +87,54 @@ fn f16_at(b: &[u8], at: usize) -> f32 {
     f16_to_f32(u16::from_le_bytes([b[at], b[at + 1]]))
 }
 
-/// Sixteen bytes of nibbles: low ones first, then the high ones.
+/// Eight bytes from `at` on, the first one lowest. Codes are unpacked eight at a time in ordinary registers.
 #[inline(always)]
-fn nibbles(packed: &[u8], codes: &mut [u8; 32]) {
-    for i in 0..16 {
-        codes[i] = packed[i] & 15;
-        codes[i + 16] = packed[i] >> 4;
-    }
+fn word(b: &[u8], at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&b[at..at + 8]);
+    u64::from_le_bytes(bytes)
+}
+
+/// Stores eight codes from `at` on.
+#[inline(always)]
+fn put(codes: &mut [u8], at: usize, word: u64) {
+    codes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+}
+
+/// A byte's value in all eight bytes of a word.
+const fn each(byte: u8) -> u64 {
+    0x0101_0101_0101_0101 * byte as u64
 }
 
 /// The eight bits of a byte, each as bit 4 of a byte of its own.
-static FIFTH_BITS: [[u8; 8]; 256] = {
-    let mut table = [[0; 8]; 256];
+static FIFTH_BITS: [u64; 256] = {
+    let mut table = [0; 256];
     let mut i = 0;
     while i < 256 * 8 {
-        table[i / 8][i % 8] = (((i / 8) >> (i % 8)) as u8 & 1) << 4;
+        table[i / 8] |= (((i / 8) >> (i % 8)) as u64 & 1) << (i % 8 * 8 + 4);
         i += 1;
     }
     table
 };
 
+/// Sixteen bytes of nibbles: the low ones, then the high ones.
 #[inline(always)]
-fn add_fifth_bits(mask: &[u8], codes: &mut [u8; 32]) {
-    for (byte, codes) in mask.iter().zip(codes.as_chunks_mut::<8>().0) {
-        let bits = FIFTH_BITS[usize::from(*byte)];
-        for i in 0..8 {
-            codes[i] |= bits[i];
-        }
+fn nibbles(packed: &[u8], codes: &mut [u8; 32]) {
+    for i in [0, 8] {
+        let packed = word(packed, i);
+        put(codes, i, packed & each(15));
+        put(codes, 16 + i, packed >> 4 & each(15));
+    }
+}
+
+/// The same with a mask of 32 fifth bits.
+#[inline(always)]
+fn nibbles_and_fifth_bits(packed: &[u8], mask: &[u8], codes: &mut [u8; 32]) {
+    for i in [0, 8] {
+        let packed = word(packed, i);
+        let high = |at: usize| FIFTH_BITS[usize::from(mask[at / 8])];
+        put(codes, i, packed & each(15) | high(i));
+        put(codes, 16 + i, packed >> 4 & each(15) | high(16 + i));
     }
 }
 
@@ -133,21 +155,47 @@ fn q4_1(b: &[u8; 20], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32
 fn q5_0(b: &[u8; 22], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
     let d = f16_at(b, 0);
     (scale[0], min[0]) = (d, -16.0 * d);
-    nibbles(&b[6..], codes);
-    add_fifth_bits(&b[2..6], codes);
+    nibbles_and_fifth_bits(&b[6..], &b[2..6], codes);
 }
 
 #[inline(always)]
 fn q5_1(b: &[u8; 24], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
     (scale[0], min[0]) = (f16_at(b, 0), f16_at(b, 2));
-    nibbles(&b[8..], codes);
-    add_fifth_bits(&b[4..8], codes);
+    nibbles_and_fifth_bits(&b[8..], &b[4..8], codes);
 }
 
 #[inline(always)]
 fn q8_0(b: &[u8; 34], codes: &mut [u8; 32], scale: &mut [f32; 1], _: &mut [f32; 1]) {
     scale[0] = f16_at(b, 0);
     codes.copy_from_slice(&b[2..]);
+}
+
+#[inline(always)]
+fn q2_k(b: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let (d, dmin) = (f16_at(b, 80), f16_at(b, 82));
+    for n in 0..16 {
+        scales[n] = d * f32::from(b[n] & 15);
+        minima[n] = -dmin * f32::from(b[n] >> 4);
+    }
+    for i in (0..256).step_by(8) {
+        let (half, pair, within) = (i / 128, i / 32 % 4, i % 32);
+        put(codes, i, word(b, 16 + half * 32 + within) >> (2 * pair) & each(3));
+    }
+}
+
+#[inline(always)]
+fn q3_k(b: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let d = f16_at(b, 108);
+    for n in 0..16 {
+        scales[n] = d * f32::from(q3_scale(&b[96..108], n));
+        minima[n] = -4.0 * scales[n];
+    }
+    for i in (0..256).step_by(8) {
+        let (half, pair, within) = (i / 128, i / 32 % 4, i % 32);
+        let low = word(b, 32 + half * 32 + within) >> (2 * pair) & each(3);
+        let third = word(b, within) >> (i / 32) & each(1);
+        put(codes, i, low | third << 2);
+    }
 }
 
 /// Scales and minima of Q4_K and Q5_K.
@@ -164,23 +212,21 @@ fn k_scales(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
 #[inline(always)]
 fn q4_k(b: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
     k_scales(b, scales, minima);
-    for (packed, codes) in b[16..].as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<64>().0) {
-        for i in 0..32 {
-            codes[i] = packed[i] & 15;
-            codes[i + 32] = packed[i] >> 4;
-        }
+    for i in (0..128).step_by(8) {
+        let (packed, to) = (word(b, 16 + i), i / 32 * 64 + i % 32);
+        put(codes, to, packed & each(15));
+        put(codes, to + 32, packed >> 4 & each(15));
     }
 }
 
 #[inline(always)]
 fn q5_k(b: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
     k_scales(b, scales, minima);
-    let high = &b[16..48];
-    for (n, (packed, codes)) in b[48..].as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<64>().0).enumerate() {
-        for i in 0..32 {
-            codes[i] = packed[i] & 15 | (high[i] >> (2 * n) & 1) << 4;
-            codes[i + 32] = packed[i] >> 4 | (high[i] >> (2 * n + 1) & 1) << 4;
-        }
+    for i in (0..128).step_by(8) {
+        let (packed, to) = (word(b, 48 + i), i / 32 * 64 + i % 32);
+        let high = word(b, 16 + i % 32) >> (i / 32 * 2);
+        put(codes, to, packed & each(15) | (high & each(1)) << 4);
+        put(codes, to + 32, packed >> 4 & each(15) | (high >> 1 & each(1)) << 4);
     }
 }
 
@@ -191,14 +237,13 @@ fn q6_k(b: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &m
         scales[n] = d * f32::from(b[192 + n] as i8);
         minima[n] = -32.0 * scales[n];
     }
-    for (half, codes) in codes.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        let (low, high) = (&b[half * 64..][..64], &b[128 + half * 32..][..32]);
-        for i in 0..32 {
-            codes[i] = low[i] & 15 | (high[i] & 3) << 4;
-            codes[i + 32] = low[i + 32] & 15 | (high[i] >> 2 & 3) << 4;
-            codes[i + 64] = low[i] >> 4 | (high[i] >> 4 & 3) << 4;
-            codes[i + 96] = low[i + 32] >> 4 | high[i] >> 6 << 4;
-        }
+    for i in (0..128).step_by(8) {
+        // Byte `i` of the low nibbles belongs to two values 64 apart, byte `i % 32` of the pairs to four 32 apart.
+        let (half, quarter) = (i / 64, i / 32 % 2);
+        let (low, high) = (word(b, i), word(b, 128 + half * 32 + i % 32) >> (2 * quarter));
+        let to = half * 128 + i % 64;
+        put(codes, to, low & each(15) | (high & each(3)) << 4);
+        put(codes, to + 64, low >> 4 & each(15) | (high >> 4 & each(3)) << 4);
     }
 }
 
