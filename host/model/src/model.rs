@@ -79,6 +79,7 @@ impl Model {
         let architecture = Architecture::of(&file)?;
         let hparams = HParams::read(&file, architecture.name)?;
         let model = Model::build(file, architecture, hparams)?;
+        model.file.read_ahead();
         progress(LoadStage::Done);
         Ok(model)
     }

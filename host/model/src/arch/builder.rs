@@ -73,7 +73,9 @@ impl<'a> ArchBuilder<'a> {
         let fused = format!("blk.{l}.attn_qkv");
         if self.has(&format!("{fused}.weight")) {
             let [q, k, v] = widths;
-            let all = self.linear(&fused, x, embedding, q + k + v)?;
+            // Too large a sum fails the check of the tensor's shape.
+            let rows = q.saturating_add(k).saturating_add(v);
+            let all = self.linear(&fused, x, embedding, rows)?;
             return Ok([(0, q), (q, k), (q + k, v)].map(|(start, width)| self.graph.columns(all, start, width)));
         }
         let mut out = [x; 3];

@@ -1,5 +1,7 @@
 //! Graphs of made-up files: what the keys say must be in the graph.
 
+use proptest::prelude::*;
+
 use opencoti_compute::graph::{Graph, KvGeometry, Op, RopeScaling};
 
 use crate::gguf::write::GgufWriter;
@@ -182,4 +184,71 @@ fn a_file_without_an_architecture_is_refused() {
     let file = GgufFile::open(&path).unwrap();
     let message = super::Architecture::of(&file).unwrap_err().to_string();
     assert!(message.contains("\"general.architecture\" is missing"), "{message}");
+}
+
+/// Keys that shape a graph.
+const KEYS: [&str; 17] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "vocab_size",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.key_length_swa",
+    "attention.value_length_swa",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count",
+    "rope.dimension_count_swa",
+    "rope.scaling.factor",
+];
+
+fn any_value() -> impl Strategy<Value = Value> {
+    let size = || prop_oneof![0u32..20, Just(u32::MAX), Just(1 << 31), any::<u32>()];
+    prop_oneof![
+        size().prop_map(Value::U32),
+        any::<i32>().prop_map(Value::I32),
+        any::<f32>().prop_map(Value::F32),
+        any::<bool>().prop_map(Value::Bool),
+        prop::collection::vec(size(), 0..4).prop_map(|v| Value::Array(Array::U32(v))),
+        prop::collection::vec(any::<bool>(), 0..4).prop_map(|v| Value::Array(Array::Bool(v))),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn senseless_keys_never_panic(
+        changes in prop::collection::vec((prop::sample::select(&KEYS[..]), any_value()), 1..4),
+        fused in any::<bool>(),
+    ) {
+        let mut writer = gemma3(2);
+        if fused {
+            writer = zeros(writer, "blk.0.attn_qkv", &[EMBEDDING, (HEADS + 2) * HEAD]);
+        }
+        for (key, value) in changes {
+            writer = writer.set_key(&format!("gemma3.{key}"), value);
+        }
+        if let Ok(model) = load(&writer) {
+            prop_assert_eq!(model.weights.len(), model.graph.weights.len());
+        }
+    }
+
+    #[test]
+    fn damaged_models_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let mut bytes = gemma3(2).to_bytes();
+        for (at, byte) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("damaged.gguf");
+        std::fs::write(&path, bytes).expect("written");
+        let _ = Model::load(&path, |_| {});
+    }
 }

@@ -98,6 +98,15 @@ impl GgufFile {
         self.inner.parts.iter().map(|part| part.map.len() as u64).sum()
     }
 
+    /// Asks the system to read all parts ahead. A hint: it returns at once, and what the system makes of it has no effect here.
+    pub fn read_ahead(&self) {
+        for part in &self.inner.parts {
+            if let Err(error) = part.map.advise(memmap2::Advice::WillNeed) {
+                tracing::debug!(path = %part.path.display(), %error, "no read-ahead");
+            }
+        }
+    }
+
     /// All tensors in file order, part after part.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.inner.parts.iter().flat_map(|part| &part.header.tensors)

@@ -37,10 +37,16 @@ impl GgufWriter {
         self.key("general.alignment", Value::U32(alignment))
     }
 
-    /// Adds a key.
+    /// Adds a key, a second time if it is there already.
     pub fn key(mut self, key: &str, value: Value) -> Self {
         self.keys.push((key.to_owned(), value));
         self
+    }
+
+    /// Sets a key that may be there already.
+    pub fn set_key(mut self, key: &str, value: Value) -> Self {
+        self.keys.retain(|(name, _)| name != key);
+        self.key(key, value)
     }
 
     /// Adds a string key.

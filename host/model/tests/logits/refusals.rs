@@ -1,10 +1,10 @@
 //! Files that do not fit their architecture.
 
 use opencoti_model::gguf::write::GgufWriter;
-use opencoti_model::gguf::{GgufFile, TensorType, Value};
+use opencoti_model::gguf::{TensorType, Value};
 
 use crate::fixture;
-use crate::rewrite::{load, rewrite};
+use crate::rewrite::{load, rewrite, with_key};
 
 /// The refusal of a tiny llama whose tensors were passed through `change`.
 fn refusal(change: impl Fn(GgufWriter, &str) -> Option<GgufWriter>) -> String {
@@ -56,26 +56,8 @@ fn block_tensors_without_a_place_are_refused() {
 
 /// The refusal of a tiny llama with one key set to another value.
 fn refusal_of_key(key: &str, value: Value) -> String {
-    let original = fixture("llama").model.file;
-    let mut writer = GgufWriter::new();
-    for (name, old) in original.metadata().iter() {
-        writer = writer.key(name, if name == key { value.clone() } else { old.clone() });
-    }
-    if original.metadata().get(key).is_none() {
-        writer = writer.key(key, value);
-    }
-    for info in original.tensors() {
-        writer = writer.tensor(
-            &info.name,
-            &info.dims,
-            info.ty,
-            original.tensor(&info.name).expect("listed").bytes().to_vec(),
-        );
-    }
-    let dir = tempfile::tempdir().expect("a folder");
-    let path = dir.path().join("changed.gguf");
-    writer.write_to(&path).expect("written");
-    load(GgufFile::open(&path).expect("valid")).expect_err("must be refused")
+    let (_dir, file) = with_key(&fixture("llama").model.file, key, value);
+    load(file).expect_err("must be refused")
 }
 
 #[test]

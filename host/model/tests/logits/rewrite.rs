@@ -2,19 +2,14 @@
 
 use opencoti_model::Model;
 use opencoti_model::arch::Architecture;
-use opencoti_model::gguf::GgufFile;
 use opencoti_model::gguf::write::GgufWriter;
+use opencoti_model::gguf::{GgufFile, Value};
 use opencoti_model::hparams::HParams;
 
-/// A copy of a file with its tensors passed through `change`: name, dimensions and bytes in, the same (or others) out.
-pub(crate) fn rewrite(
-    file: &GgufFile,
-    change: impl Fn(GgufWriter, &str) -> Option<GgufWriter>,
-) -> (tempfile::TempDir, GgufFile) {
-    let mut writer = GgufWriter::new();
-    for (key, value) in file.metadata().iter() {
-        writer = writer.key(key, value.clone());
-    }
+/// A copy of a file with its tensors passed through `change`: it returns the writer with whatever stands for the tensor, or
+/// `None` to keep it as it is.
+pub(crate) fn rewrite(file: &GgufFile, change: impl Fn(GgufWriter, &str) -> Option<GgufWriter>) -> Rewritten {
+    let mut writer = keys(file);
     for info in file.tensors() {
         let tensor = file.tensor(&info.name).expect("listed");
         writer = match change(writer.clone(), &info.name) {
@@ -22,6 +17,27 @@ pub(crate) fn rewrite(
             None => writer.tensor(&info.name, &info.dims, info.ty, tensor.bytes().to_vec()),
         };
     }
+    write(&writer)
+}
+
+/// A copy of a file with one key of another value.
+pub(crate) fn with_key(file: &GgufFile, key: &str, value: Value) -> Rewritten {
+    let mut writer = keys(file).set_key(key, value);
+    for info in file.tensors() {
+        let tensor = file.tensor(&info.name).expect("listed");
+        writer = writer.tensor(&info.name, &info.dims, info.ty, tensor.bytes().to_vec());
+    }
+    write(&writer)
+}
+
+/// A file and the folder it lives in.
+pub(crate) type Rewritten = (tempfile::TempDir, GgufFile);
+
+fn keys(file: &GgufFile) -> GgufWriter {
+    file.metadata().iter().fold(GgufWriter::new(), |writer, (key, value)| writer.key(key, value.clone()))
+}
+
+fn write(writer: &GgufWriter) -> Rewritten {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("rewritten.gguf");
     writer.write_to(&path).expect("written");
