@@ -78,30 +78,77 @@ impl Cache {
 
     /// Starts a request: a sequence that begins with `prefix`, if there is one, with room promised for `new_tokens`
     /// more in every store at once. An idle sequence of which the prefix is the whole is taken over, any other is
-    /// forked. On an error nothing has changed.
+    /// forked. A fork goes on in a page of its own; where that page is missing, an idle donor gives up what it has
+    /// beyond the prefix, or the sequence starts without the prefix: [`Cache::committed`] says what it begins with. On
+    /// an error nothing has changed.
     pub fn admit(&mut self, prefix: Option<Prefix>, new_tokens: usize) -> Result<SeqId, KvError> {
-        let Some(Prefix { donor, tokens }) = prefix else {
-            let seq = self.create();
-            return match self.reserve(seq, new_tokens) {
-                Ok(()) => Ok(seq),
-                Err(error) => self.release(seq).and(Err(error)),
-            };
-        };
+        let Some(Prefix { donor, tokens }) = prefix else { return self.admit_fresh(new_tokens) };
         let source = self.sequences.get(donor)?;
-        if source.phase == Phase::Idle && source.committed == tokens {
-            let last_used = source.last_used;
-            self.resume(donor)?;
-            if let Err(error) = self.reserve(donor, new_tokens) {
-                self.put_to_sleep(donor)?.last_used = last_used;
-                return Err(error);
-            }
-            return Ok(donor);
+        let idle = source.phase == Phase::Idle;
+        let attempt = match idle && source.committed == tokens {
+            true => self.take_over(donor, tokens, new_tokens),
+            false => self.admit_fork(donor, tokens, new_tokens),
+        };
+        let Err(error @ KvError::Full(_)) = attempt else { return attempt };
+        if idle && let Ok(seq) = self.take_over(donor, tokens, new_tokens) {
+            return Ok(seq);
         }
-        let seq = self.fork(donor, tokens)?;
+        self.admit_fresh(tokens.saturating_add(new_tokens)).map_err(|_| error)
+    }
+
+    fn admit_fresh(&mut self, new_tokens: usize) -> Result<SeqId, KvError> {
+        let seq = self.create();
         match self.reserve(seq, new_tokens) {
             Ok(()) => Ok(seq),
             Err(error) => self.release(seq).and(Err(error)),
         }
+    }
+
+    fn admit_fork(&mut self, donor: SeqId, n: usize, new_tokens: usize) -> Result<SeqId, KvError> {
+        let last_used = self.sequences.get(donor)?.last_used;
+        let seq = self.fork(donor, n)?;
+        if let Err(error) = self.reserve(seq, new_tokens) {
+            self.release(seq)?;
+            self.sequences.get_mut(donor)?.last_used = last_used;
+            return Err(error);
+        }
+        Ok(seq)
+    }
+
+    /// Takes the first `n` tokens of an idle sequence into use, with room for `new_tokens` more; drops the others.
+    fn take_over(&mut self, seq: SeqId, n: usize, new_tokens: usize) -> Result<SeqId, KvError> {
+        let sequence = self.sequences.get(seq)?;
+        if sequence.phase != Phase::Idle {
+            return Err(KvError::NotIdle(seq));
+        }
+        let n = self.feasible(sequence, n.min(sequence.committed));
+        let tables: Vec<Table> = sequence.tables.iter().map(|table| first_tokens(table, n)).collect();
+        let mut promises = Vec::with_capacity(tables.len());
+        for (group, table) in tables.iter().enumerate() {
+            let store = &self.stores[self.active[group]];
+            let promise = price(store, table, seq, new_tokens);
+            let asked = cost_of_use(store, table) + promise.open();
+            if asked > store.headroom() {
+                return Err(store.full(asked).into());
+            }
+            promises.push(promise);
+        }
+        let now = self.tick();
+        let sequence = self.sequences.get_mut(seq)?;
+        for (group, table) in tables.iter().enumerate() {
+            for dropped in sequence.tables[group].iter().skip(table.len()) {
+                self.stores[dropped.store as usize].drop_idle(dropped.page, seq.index);
+            }
+            table.iter().for_each(|e| self.stores[e.store as usize].wake(e.page));
+            self.stores[self.active[group]].promised += promises[group].open();
+        }
+        sequence.tables = tables;
+        sequence.promises = promises;
+        sequence.tokens.truncate(n);
+        sequence.committed = n;
+        sequence.phase = Phase::Live;
+        sequence.last_used = now;
+        Ok(seq)
     }
 
     /// A new sequence of the first `n` tokens of `donor`, at any token and without a copy: it reads the donor's pages
@@ -121,10 +168,7 @@ impl Cache {
         let tables: Vec<Table> = (0..self.active.len()).map(|group| self.shared_table(source, group, n)).collect();
         for (group, table) in tables.iter().enumerate() {
             let store = &self.stores[self.active[group]];
-            let asked = match store.window {
-                Some(_) => table.len(),
-                None => table.iter().filter(|e| store.pages[e.page as usize].live == 0).count(),
-            };
+            let asked = cost_of_use(store, table);
             if asked > store.headroom() {
                 return Err(store.full(asked).into());
             }
@@ -150,18 +194,7 @@ impl Cache {
         let mut promises = Vec::with_capacity(self.active.len());
         for (group, &store) in self.active.iter().enumerate() {
             let store = &self.stores[store];
-            let table = &sequence.tables[group];
-            let pages = new_pages(store, table, seq, new_tokens);
-            let promise = match store.window {
-                None => Promise { quota: pages, drawn: 0 },
-                Some(_) => {
-                    // Pages that forks have cut short take their place for as long as the window holds them.
-                    let cut = table.iter().filter(|e| (e.len as usize) < PAGE_TOKENS).count();
-                    let most = store.slot_pages.saturating_add(cut);
-                    let quota = pages.saturating_add(table.len()).min(most).max(table.len());
-                    Promise { quota, drawn: table.len() }
-                }
-            };
+            let promise = price(store, &sequence.tables[group], seq, new_tokens);
             let asked = promise.open().saturating_sub(sequence.promises[group].open());
             if asked > store.headroom() {
                 return Err(store.full(asked).into());
@@ -222,28 +255,7 @@ impl Cache {
 
     /// Takes an idle sequence into use again, as it is.
     pub fn resume(&mut self, seq: SeqId) -> Result<(), KvError> {
-        let sequence = self.sequences.get(seq)?;
-        if sequence.phase != Phase::Idle {
-            return Err(KvError::NotIdle(seq));
-        }
-        for (group, table) in sequence.tables.iter().enumerate() {
-            let store = &self.stores[self.active[group]];
-            let asked = match store.window {
-                Some(_) => table.len(),
-                None => table.iter().filter(|e| store.pages[e.page as usize].live == 0).count(),
-            };
-            if asked > store.headroom() {
-                return Err(store.full(asked).into());
-            }
-        }
-        for entry in sequence.tables.iter().flatten() {
-            self.stores[entry.store as usize].wake(entry.page);
-        }
-        let now = self.tick();
-        let sequence = self.sequences.get_mut(seq)?;
-        sequence.phase = Phase::Live;
-        sequence.last_used = now;
-        Ok(())
+        self.take_over(seq, usize::MAX, 0).map(|_| ())
     }
 
     /// Drops the idle sequence that was used least recently; `None` when no sequence is idle.
@@ -331,13 +343,10 @@ impl Cache {
 
     /// The entries that a fork at `n` shares in one group.
     fn shared_table(&self, source: &Sequence, group: usize, n: usize) -> Table {
-        let n = n as u32;
-        let oldest = self.oldest_needed(group, n as usize);
-        source.tables[group]
-            .iter()
-            .filter(|e| e.end() > oldest && e.start_pos < n)
-            .map(|e| PageEntry { len: e.len.min(n - e.start_pos), ..*e })
-            .collect()
+        let oldest = self.oldest_needed(group, n);
+        let mut table = first_tokens(&source.tables[group], n);
+        table.retain(|e| e.end() > oldest);
+        table
     }
 
     /// First position that a sequence of `n` tokens must keep in a group, so that it can go on and be shortened by
@@ -394,6 +403,33 @@ impl Cache {
             }
         }
     }
+}
+
+/// The part of a table before position `n`.
+fn first_tokens(table: &Table, n: usize) -> Table {
+    let before = table.iter().take_while(|e| (e.start_pos as usize) < n);
+    before.map(|e| PageEntry { len: e.len.min(n as u32 - e.start_pos), ..*e }).collect()
+}
+
+/// Pages of a store's headroom that it costs to use a table besides those who use its pages now.
+fn cost_of_use(store: &Store, table: &Table) -> usize {
+    match store.window {
+        Some(_) => table.len(),
+        None => table.iter().filter(|e| store.pages[e.page as usize].live == 0).count(),
+    }
+}
+
+/// What must be promised to `seq`, which holds `table`, for `new_tokens` more.
+fn price(store: &Store, table: &Table, seq: SeqId, new_tokens: usize) -> Promise {
+    let pages = new_pages(store, table, seq, new_tokens);
+    if store.window.is_none() {
+        return Promise { quota: pages, drawn: 0 };
+    }
+    // Pages that forks have cut short take their place for as long as the window holds them.
+    let cut = table.iter().filter(|e| (e.len as usize) < PAGE_TOKENS).count();
+    let most = store.slot_pages.saturating_add(cut);
+    let quota = pages.saturating_add(table.len()).min(most).max(table.len());
+    Promise { quota, drawn: table.len() }
 }
 
 /// Pages that `n` more tokens take after what a table ends with.

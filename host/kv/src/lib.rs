@@ -23,7 +23,6 @@ mod planning;
 mod prefix;
 mod sequence;
 mod state;
-
 mod stats;
 mod store;
 
@@ -34,5 +33,4 @@ pub use planning::{BatchItem, Outputs, Planned, StepId};
 pub use prefix::Prefix;
 pub use sequence::{PageEntry, SeqId};
 pub use state::{ModelFingerprint, StateError};
-
 pub use stats::StoreStats;

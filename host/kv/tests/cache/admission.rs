@@ -181,3 +181,40 @@ fn free_slots_that_a_promise_counts_on_are_not_lost_to_a_fork() {
     feed(&mut cache, b, &tokens(0, 38));
     assert_eq!(cache.page_table(b, 0).unwrap().len(), 1);
 }
+
+#[test]
+fn a_prompt_that_fills_the_cache_can_be_answered_again() {
+    for n in [1999, 1, 2000] {
+        let mut cache = full_cache();
+        let a = cache.admit(None, 2048).unwrap();
+        feed(&mut cache, a, &tokens(0, 2040));
+        cache.retain(a).unwrap();
+        let prefix = cache.longest_prefix(&tokens(0, n)).unwrap();
+        assert_eq!(prefix.tokens, n);
+        // A fork would need a seventeenth page.
+        let b = cache.admit(Some(prefix), 2048 - n).unwrap();
+        cache.check().unwrap();
+        let shared = cache.committed(b).unwrap();
+        feed(&mut cache, b, &tokens(shared as u32, 2048 - shared));
+        cache.check().unwrap();
+    }
+}
+
+#[test]
+fn a_prefix_in_pages_cut_short_is_given_up_when_it_leaves_no_room() {
+    let mut cache = full_cache();
+    let a = cache.create();
+    feed(&mut cache, a, &tokens(0, 10));
+    let mut last = a;
+    for i in 1..10 {
+        let next = cache.fork(last, 10 * i).unwrap();
+        feed(&mut cache, next, &tokens(10 * i as u32, 10));
+        cache.release(last).unwrap();
+        last = next;
+    }
+    cache.retain(last).unwrap();
+    let prefix = cache.longest_prefix(&tokens(0, 90)).unwrap();
+    let b = cache.admit(Some(prefix), 2048 - 90).unwrap();
+    assert_eq!(cache.committed(b), Ok(0));
+    feed(&mut cache, b, &tokens(0, 2048));
+}

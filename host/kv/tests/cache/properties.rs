@@ -122,6 +122,8 @@ impl World {
         let sure = prompt.len() - shared + declared;
         match self.cache.admit(prefix, sure) {
             Ok(seq) => {
+                // Less than the prefix when its pages leave no room for the rest.
+                let shared = self.cache.committed(seq).unwrap();
                 assert_eq!(self.cache.tokens(seq).unwrap(), &prompt[..shared]);
                 self.live.push((seq, prompt[..shared].to_vec(), sure));
                 let i = self.live.len() - 1;
