@@ -1,0 +1,184 @@
+//! An opened codec.
+
+use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesVtbl, Scores, ScoresMut};
+use opencoti_plugin_api::kv_codec::{Facts, KvCodec, OpenParams, Rows, RowsMut};
+use opencoti_plugin_api::{Error, PAGE_TOKENS};
+
+use crate::formats::{BLOCK, Bf16, F16, Format, Q4_0, Q5_0, Q5_1, Q6_0, Q8_0};
+use crate::isa::Level;
+use crate::kernels::{Kernels, Shape};
+use crate::wht::{block_size, wht};
+
+/// Largest head size; bounds the kernels' buffers.
+pub const MAX_HEAD_DIM: usize = 1024;
+
+/// A format at a head size, rotated or not.
+pub struct ScalarCodec {
+    shape: Shape,
+    kernels: &'static Kernels,
+    /// Block size of the rotation in front.
+    rotation: Option<usize>,
+}
+
+impl ScalarCodec {
+    /// Opens what `params` name, with the kernels of `level`, which the processor must run.
+    pub fn open(params: &OpenParams, level: Level) -> Result<Self, Error> {
+        let d = params.head_dim;
+        if d == 0 || !d.is_multiple_of(BLOCK) || d > MAX_HEAD_DIM {
+            return Err(Error::unsupported(format!(
+                "the head size is {d}, expected a multiple of {BLOCK} up to {MAX_HEAD_DIM} for codec `{}`",
+                params.codec
+            )));
+        }
+        if level > Level::detect() {
+            return Err(Error::unsupported(format!("this processor does not run {level:?} kernels")));
+        }
+        let rotation = rotation(&params.options)?.then(|| block_size(d));
+        let (shape, kernels) = match params.codec.as_str() {
+            F16::NAME => of::<F16>(d, level),
+            Bf16::NAME => of::<Bf16>(d, level),
+            Q8_0::NAME => of::<Q8_0>(d, level),
+            Q6_0::NAME => of::<Q6_0>(d, level),
+            Q5_1::NAME => of::<Q5_1>(d, level),
+            Q5_0::NAME => of::<Q5_0>(d, level),
+            Q4_0::NAME => of::<Q4_0>(d, level),
+            other => {
+                let names: Vec<&str> = crate::CODECS.iter().map(|c| c.name).collect();
+                return Err(Error::unsupported(format!(
+                    "kv-scalar has no codec `{other}`; it has {}",
+                    names.join(", ")
+                )));
+            }
+        };
+        Ok(ScalarCodec { shape, kernels, rotation })
+    }
+
+    /// The row in slot `slot` as ggml lays it out, block by block. f16 and bf16 rows are plain little-endian values.
+    pub fn ggml_row(&self, tile: &[u8], slot: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        (self.kernels.ggml_row)(&self.shape, tile, slot, &mut out);
+        out
+    }
+
+    fn rotate(&self, mut rows: RowsMut) -> Result<(), Error> {
+        if let Some(block) = self.rotation {
+            (0..rows.len()).for_each(|i| wht(rows.row(i), block));
+        }
+        Ok(())
+    }
+}
+
+fn of<F: Format>(head_dim: usize, level: Level) -> (Shape, &'static Kernels) {
+    (Shape::of::<F>(head_dim), Kernels::of::<F>(level))
+}
+
+/// Whether the options ask for a rotation.
+fn rotation(options: &serde_json::Value) -> Result<bool, Error> {
+    let Some(table) = options.as_object() else {
+        return Err(Error::unsupported(format!("the codec's options are `{options}`, expected an object")));
+    };
+    if let Some(key) = table.keys().find(|k| *k != "rotation") {
+        return Err(Error::unsupported(format!("option `{key}` is unknown; the scalar codecs take `rotation`")));
+    }
+    match table.get("rotation").map(|v| (v, v.as_str())) {
+        None | Some((_, Some("none"))) => Ok(false),
+        Some((_, Some("hadamard"))) => Ok(true),
+        Some((value, _)) => {
+            Err(Error::unsupported(format!("option `rotation` is {value}, expected \"none\" or \"hadamard\"")))
+        }
+    }
+}
+
+/// Prepared queries as f32; the ABI promises 64-byte alignment.
+fn as_floats(prepared: &[u8]) -> Result<&[f32], Error> {
+    // SAFETY: every bit pattern is an f32.
+    match unsafe { prepared.align_to() } {
+        ([], floats, []) => Ok(floats),
+        _ => Err(Error::new("the space for prepared queries is not aligned to 64 bytes")),
+    }
+}
+
+fn as_floats_mut(prepared: &mut [u8]) -> Result<&mut [f32], Error> {
+    // SAFETY: every bit pattern is an f32, and every f32 is four bytes.
+    match unsafe { prepared.align_to_mut() } {
+        ([], floats, []) => Ok(floats),
+        _ => Err(Error::new("the space for prepared queries is not aligned to 64 bytes")),
+    }
+}
+
+impl KvCodec for ScalarCodec {
+    fn facts(&self) -> Facts {
+        let values = PAGE_TOKENS * self.shape.head_dim;
+        Facts {
+            head_dim: self.shape.head_dim,
+            tile_bytes: self.shape.tile_bytes,
+            bits_per_value: (self.shape.tile_bytes * 8) as f32 / values as f32,
+            rotated: self.rotation.is_some(),
+            stage_tokens: 0,
+        }
+    }
+
+    fn append(&self, tile: &mut [u8], first_slot: usize, rows: Rows) -> Result<(), Error> {
+        let Some(block) = self.rotation else {
+            for (i, row) in rows.iter().enumerate() {
+                (self.kernels.encode)(&self.shape, tile, first_slot + i, row);
+            }
+            return Ok(());
+        };
+        let mut rotated = [0.0; MAX_HEAD_DIM];
+        let rotated = &mut rotated[..self.shape.head_dim];
+        for (i, row) in rows.iter().enumerate() {
+            rotated.copy_from_slice(row);
+            wht(rotated, block);
+            (self.kernels.encode)(&self.shape, tile, first_slot + i, rotated);
+        }
+        Ok(())
+    }
+
+    fn decode_page(&self, tile: &[u8], first_slot: usize, rows: RowsMut) -> Result<(), Error> {
+        // SAFETY: `open` checked that the processor runs these kernels.
+        unsafe { (self.kernels.decode)(&self.shape, tile, first_slot, rows) };
+        Ok(())
+    }
+
+    fn transform_query(&self, rows: RowsMut) -> Result<(), Error> {
+        self.rotate(rows)
+    }
+
+    fn transform_output(&self, rows: RowsMut) -> Result<(), Error> {
+        self.rotate(rows)
+    }
+
+    fn cpu_tiles() -> Option<&'static CpuTilesVtbl> {
+        Some(CpuTilesVtbl::of::<Self>())
+    }
+}
+
+impl CpuTiles for ScalarCodec {
+    fn query_bytes(&self) -> usize {
+        self.shape.head_dim * size_of::<f32>()
+    }
+
+    fn prepare_query(&self, rows: Rows, prepared: &mut [u8]) -> Result<(), Error> {
+        let prepared = as_floats_mut(prepared)?;
+        for (to, row) in prepared.chunks_exact_mut(self.shape.head_dim).zip(rows.iter()) {
+            to.copy_from_slice(row);
+            if let Some(block) = self.rotation {
+                wht(to, block);
+            }
+        }
+        Ok(())
+    }
+
+    fn score(&self, prepared: &[u8], tile: &[u8], first_slot: usize, scores: ScoresMut) -> Result<(), Error> {
+        // SAFETY: `open` checked that the processor runs these kernels.
+        unsafe { (self.kernels.score)(&self.shape, as_floats(prepared)?, tile, first_slot, scores) };
+        Ok(())
+    }
+
+    fn accumulate(&self, weights: Scores, tile: &[u8], first_slot: usize, acc: RowsMut) -> Result<(), Error> {
+        // SAFETY: `open` checked that the processor runs these kernels.
+        unsafe { (self.kernels.accumulate)(&self.shape, weights, tile, first_slot, acc) };
+        Ok(())
+    }
+}
