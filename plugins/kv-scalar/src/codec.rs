@@ -1,6 +1,6 @@
 //! An opened codec.
 
-use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesVtbl, Scores, ScoresMut};
+use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesOf, CpuTilesVtbl, Scores, ScoresMut};
 use opencoti_plugin_api::kv_codec::{Facts, KvCodec, OpenParams, Rows, RowsMut};
 use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
@@ -149,7 +149,7 @@ impl KvCodec for ScalarCodec {
         self.rotate(rows)
     }
 
-    fn cpu_tiles() -> Option<&'static CpuTilesVtbl> {
+    fn cpu_tiles() -> Option<CpuTilesOf<Self>> {
         Some(CpuTilesVtbl::of::<Self>())
     }
 }

@@ -164,11 +164,8 @@ impl Decoded {
 /// `scores[r][t] = q_r . k_(first + t)`; `q` is dense.
 #[inline(always)]
 unsafe fn score<F: Format, I: Isa>(shape: &Shape, q: &[f32], tile: &[u8], first: usize, mut scores: RowsMut) {
-    if scores.is_empty() {
-        return;
-    }
     let d = shape.head_dim;
-    let (n_rows, n_tokens) = (scores.len(), scores.row(0).len());
+    let (n_rows, n_tokens) = (scores.len(), scores.width());
     let mut space = Decoded(MaybeUninit::uninit());
     let k = space.zeroed(d);
     for t in (0..n_tokens).step_by(TOKENS) {
@@ -224,11 +221,7 @@ unsafe fn dots<I: Isa, const R: usize>(q: &[f32], k: &[f32], d: usize) -> [[f32;
 /// `acc_r += sum over t of weights[r][t] * v_(first + t)`.
 #[inline(always)]
 unsafe fn accumulate<F: Format, I: Isa>(shape: &Shape, weights: Rows, tile: &[u8], first: usize, mut acc: RowsMut) {
-    if weights.is_empty() {
-        return;
-    }
-    let d = shape.head_dim;
-    let n_tokens = weights.row(0).len();
+    let (d, n_tokens) = (shape.head_dim, weights.width());
     let mut space = Decoded(MaybeUninit::uninit());
     let v = space.zeroed(d);
     for t in (0..n_tokens).step_by(TOKENS) {
