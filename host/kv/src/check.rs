@@ -1,7 +1,9 @@
 //! The rules of the cache, checked from scratch.
 
+use opencoti_plugin_api::PAGE_TOKENS;
+
 use crate::cache::Cache;
-use crate::sequence::{Phase, first_held};
+use crate::sequence::{Phase, SeqId, Sequence, first_held};
 
 impl Cache {
     /// Recounts everything that is counted and says what is wrong, if anything is. For tests and diagnosis.
@@ -14,7 +16,7 @@ impl Cache {
                 let mut position = table.front().map_or(0, |e| e.start_pos);
                 for entry in table {
                     ensure(entry.start_pos == position && entry.len > 0, || format!("{seq}: gap before {entry:?}"))?;
-                    ensure(entry.end() - entry.start_pos <= 128, || format!("{seq}: {entry:?} is too long"))?;
+                    ensure(entry.len as usize <= PAGE_TOKENS, || format!("{seq}: {entry:?} is too long"))?;
                     position = entry.end();
                 }
                 ensure(position as usize == sequence.tokens.len(), || {
@@ -57,7 +59,7 @@ impl Cache {
             })?;
             ensure(is_free[i] == (page.refs == 0), || format!("page {i} is free and used, or neither"))?;
             if let Some(writer) = page.writer {
-                let holds = |(seq, s): (crate::sequence::SeqId, &crate::sequence::Sequence)| {
+                let holds = |(seq, s): (SeqId, &Sequence)| {
                     let mut entries = s.tables.iter().flatten();
                     seq.index == writer && entries.any(|e| e.store as usize == index && e.page as usize == i)
                 };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use opencoti_compute::plan::{AppendRun, GroupPlan, Mask, PageSpan, Step};
+use opencoti_compute::plan::{AppendRun, GroupPlan, Mask, PageSpan, Segment, Step};
 use opencoti_plugin_api::PAGE_TOKENS;
 
 use crate::cache::{Cache, new_pages, settle};
@@ -212,12 +212,7 @@ impl Cache {
     }
 
     /// Attention of the batch over one group.
-    fn segments(
-        &self,
-        batch: &[BatchItem<'_>],
-        rows: &[Range<u32>],
-        group: usize,
-    ) -> Result<Vec<opencoti_compute::plan::Segment>, KvError> {
+    fn segments(&self, batch: &[BatchItem<'_>], rows: &[Range<u32>], group: usize) -> Result<Vec<Segment>, KvError> {
         let window = self.stores[self.active[group]].window;
         let mut readers = Vec::with_capacity(batch.len());
         for (item, rows) in batch.iter().zip(rows) {
