@@ -41,15 +41,15 @@ pub(super) struct Row<'a> {
 /// Unpacks the row `bytes` of a type that has a [`form`].
 pub(super) fn unpack(isa: Isa, ty: WeightType, bytes: &[u8], row: Row<'_>) {
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
+    #[target_feature(enable = "avx2,f16c")]
     fn avx2(ty: WeightType, bytes: &[u8], row: Row<'_>) {
-        unpack_row(ty, bytes, row);
+        unpack_row::<true>(ty, bytes, row);
     }
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `isa` proves that the processor has AVX2.
+        // SAFETY: `isa` proves that the processor has AVX2 and F16C.
         Level::Avx2 | Level::AvxVnni | Level::Avx512 => unsafe { avx2(ty, bytes, row) },
-        _ => unpack_row(ty, bytes, row),
+        _ => unpack_row::<false>(ty, bytes, row),
     }
 }
 
@@ -66,25 +66,33 @@ macro_rules! per_block {
 }
 
 #[inline(always)]
-fn unpack_row(ty: WeightType, bytes: &[u8], row: Row<'_>) {
+fn unpack_row<const F16C: bool>(ty: WeightType, bytes: &[u8], row: Row<'_>) {
     match ty {
-        WeightType::Q4_0 => per_block!(bytes, row, q4_0),
-        WeightType::Q4_1 => per_block!(bytes, row, q4_1),
-        WeightType::Q5_0 => per_block!(bytes, row, q5_0),
-        WeightType::Q5_1 => per_block!(bytes, row, q5_1),
-        WeightType::Q8_0 => per_block!(bytes, row, q8_0),
-        WeightType::Q2_K => per_block!(bytes, row, q2_k),
-        WeightType::Q3_K => per_block!(bytes, row, q3_k),
-        WeightType::Q4_K => per_block!(bytes, row, q4_k),
-        WeightType::Q5_K => per_block!(bytes, row, q5_k),
-        WeightType::Q6_K => per_block!(bytes, row, q6_k),
+        WeightType::Q4_0 => per_block!(bytes, row, q4_0::<F16C>),
+        WeightType::Q4_1 => per_block!(bytes, row, q4_1::<F16C>),
+        WeightType::Q5_0 => per_block!(bytes, row, q5_0::<F16C>),
+        WeightType::Q5_1 => per_block!(bytes, row, q5_1::<F16C>),
+        WeightType::Q8_0 => per_block!(bytes, row, q8_0::<F16C>),
+        WeightType::Q2_K => per_block!(bytes, row, q2_k::<F16C>),
+        WeightType::Q3_K => per_block!(bytes, row, q3_k::<F16C>),
+        WeightType::Q4_K => per_block!(bytes, row, q4_k::<F16C>),
+        WeightType::Q5_K => per_block!(bytes, row, q5_k::<F16C>),
+        WeightType::Q6_K => per_block!(bytes, row, q6_k::<F16C>),
         _ => unreachable!("{ty} has no integer form"),
     }
 }
 
+/// The half-precision scale at `at`; by the processor's instruction where it is there.
 #[inline(always)]
-fn f16_at(b: &[u8], at: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([b[at], b[at + 1]]))
+fn f16_at<const F16C: bool>(b: &[u8], at: usize) -> f32 {
+    let bits = u16::from_le_bytes([b[at], b[at + 1]]);
+    #[cfg(target_arch = "x86_64")]
+    if F16C {
+        use std::arch::x86_64::{_mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32};
+        // SAFETY: only `unpack` chooses `F16C`, on a processor that has it.
+        return unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into()))) };
+    }
+    f16_to_f32(bits)
 }
 
 /// Eight bytes from `at` on, the first one lowest. Codes are unpacked eight at a time in ordinary registers.
@@ -139,69 +147,76 @@ fn nibbles_and_fifth_bits(packed: &[u8], mask: &[u8], codes: &mut [u8; 32]) {
 }
 
 #[inline(always)]
-fn q4_0(b: &[u8; 18], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    let d = f16_at(b, 0);
+fn q4_0<const F16C: bool>(b: &[u8; 18], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    let d = f16_at::<F16C>(b, 0);
     (scale[0], min[0]) = (d, -8.0 * d);
     nibbles(&b[2..], codes);
 }
 
 #[inline(always)]
-fn q4_1(b: &[u8; 20], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    (scale[0], min[0]) = (f16_at(b, 0), f16_at(b, 2));
+fn q4_1<const F16C: bool>(b: &[u8; 20], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    (scale[0], min[0]) = (f16_at::<F16C>(b, 0), f16_at::<F16C>(b, 2));
     nibbles(&b[4..], codes);
 }
 
 #[inline(always)]
-fn q5_0(b: &[u8; 22], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    let d = f16_at(b, 0);
+fn q5_0<const F16C: bool>(b: &[u8; 22], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    let d = f16_at::<F16C>(b, 0);
     (scale[0], min[0]) = (d, -16.0 * d);
     nibbles_and_fifth_bits(&b[6..], &b[2..6], codes);
 }
 
 #[inline(always)]
-fn q5_1(b: &[u8; 24], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    (scale[0], min[0]) = (f16_at(b, 0), f16_at(b, 2));
+fn q5_1<const F16C: bool>(b: &[u8; 24], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    (scale[0], min[0]) = (f16_at::<F16C>(b, 0), f16_at::<F16C>(b, 2));
     nibbles_and_fifth_bits(&b[8..], &b[4..8], codes);
 }
 
 #[inline(always)]
-fn q8_0(b: &[u8; 34], codes: &mut [u8; 32], scale: &mut [f32; 1], _: &mut [f32; 1]) {
-    scale[0] = f16_at(b, 0);
+fn q8_0<const F16C: bool>(b: &[u8; 34], codes: &mut [u8; 32], scale: &mut [f32; 1], _: &mut [f32; 1]) {
+    scale[0] = f16_at::<F16C>(b, 0);
     codes.copy_from_slice(&b[2..]);
 }
 
 #[inline(always)]
-fn q2_k(b: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
-    let (d, dmin) = (f16_at(b, 80), f16_at(b, 82));
+fn q2_k<const F16C: bool>(b: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let (d, dmin) = (f16_at::<F16C>(b, 80), f16_at::<F16C>(b, 82));
     for n in 0..16 {
         scales[n] = d * f32::from(b[n] & 15);
         minima[n] = -dmin * f32::from(b[n] >> 4);
     }
-    for i in (0..256).step_by(8) {
-        let (half, pair, within) = (i / 128, i / 32 % 4, i % 32);
-        put(codes, i, word(b, 16 + half * 32 + within) >> (2 * pair) & each(3));
+    for half in 0..2 {
+        for i in [0, 8, 16, 24] {
+            let packed = word(b, 16 + half * 32 + i);
+            for pair in 0..4 {
+                put(codes, half * 128 + pair * 32 + i, packed >> (2 * pair) & each(3));
+            }
+        }
     }
 }
 
 #[inline(always)]
-fn q3_k(b: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
-    let d = f16_at(b, 108);
+fn q3_k<const F16C: bool>(b: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let d = f16_at::<F16C>(b, 108);
     for n in 0..16 {
         scales[n] = d * f32::from(q3_scale(&b[96..108], n));
         minima[n] = -4.0 * scales[n];
     }
-    for i in (0..256).step_by(8) {
-        let (half, pair, within) = (i / 128, i / 32 % 4, i % 32);
-        let low = word(b, 32 + half * 32 + within) >> (2 * pair) & each(3);
-        let third = word(b, within) >> (i / 32) & each(1);
-        put(codes, i, low | third << 2);
+    for half in 0..2 {
+        for i in [0, 8, 16, 24] {
+            let (packed, high) = (word(b, 32 + half * 32 + i), word(b, i) >> (4 * half));
+            for pair in 0..4 {
+                let third = (high >> pair & each(1)) << 2;
+                put(codes, half * 128 + pair * 32 + i, packed >> (2 * pair) & each(3) | third);
+            }
+        }
     }
 }
 
 /// Scales and minima of Q4_K and Q5_K.
 #[inline(always)]
-fn k_scales(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
-    let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
+fn k_scales<const F16C: bool>(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    let (d, dmin) = (f16_at::<F16C>(b, 0), f16_at::<F16C>(b, 2));
     for n in 0..8 {
         let (scale, min) = scale_min(&b[4..16], n);
         scales[n] = d * f32::from(scale);
@@ -210,40 +225,46 @@ fn k_scales(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
 }
 
 #[inline(always)]
-fn q4_k(b: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
-    k_scales(b, scales, minima);
-    for i in (0..128).step_by(8) {
-        let (packed, to) = (word(b, 16 + i), i / 32 * 64 + i % 32);
-        put(codes, to, packed & each(15));
-        put(codes, to + 32, packed >> 4 & each(15));
+fn q4_k<const F16C: bool>(b: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    k_scales::<F16C>(b, scales, minima);
+    for run in 0..4 {
+        for i in [0, 8, 16, 24] {
+            let packed = word(b, 16 + run * 32 + i);
+            put(codes, run * 64 + i, packed & each(15));
+            put(codes, run * 64 + 32 + i, packed >> 4 & each(15));
+        }
     }
 }
 
 #[inline(always)]
-fn q5_k(b: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
-    k_scales(b, scales, minima);
-    for i in (0..128).step_by(8) {
-        let (packed, to) = (word(b, 48 + i), i / 32 * 64 + i % 32);
-        let high = word(b, 16 + i % 32) >> (i / 32 * 2);
-        put(codes, to, packed & each(15) | (high & each(1)) << 4);
-        put(codes, to + 32, packed >> 4 & each(15) | (high >> 1 & each(1)) << 4);
+fn q5_k<const F16C: bool>(b: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    k_scales::<F16C>(b, scales, minima);
+    for run in 0..4 {
+        for i in [0, 8, 16, 24] {
+            let (packed, high) = (word(b, 48 + run * 32 + i), word(b, 16 + i) >> (2 * run));
+            put(codes, run * 64 + i, packed & each(15) | (high & each(1)) << 4);
+            put(codes, run * 64 + 32 + i, packed >> 4 & each(15) | (high >> 1 & each(1)) << 4);
+        }
     }
 }
 
 #[inline(always)]
-fn q6_k(b: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
-    let d = f16_at(b, 208);
+fn q6_k<const F16C: bool>(b: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let d = f16_at::<F16C>(b, 208);
     for n in 0..16 {
         scales[n] = d * f32::from(b[192 + n] as i8);
         minima[n] = -32.0 * scales[n];
     }
-    for i in (0..128).step_by(8) {
-        // Byte `i` of the low nibbles belongs to two values 64 apart, byte `i % 32` of the pairs to four 32 apart.
-        let (half, quarter) = (i / 64, i / 32 % 2);
-        let (low, high) = (word(b, i), word(b, 128 + half * 32 + i % 32) >> (2 * quarter));
-        let to = half * 128 + i % 64;
-        put(codes, to, low & each(15) | (high & each(3)) << 4);
-        put(codes, to + 64, low >> 4 & each(15) | (high >> 4 & each(3)) << 4);
+    for half in 0..2 {
+        for i in [0, 8, 16, 24] {
+            // A byte of low nibbles belongs to two values 64 apart, a byte of upper pairs to four 32 apart.
+            let (first, second) = (word(b, half * 64 + i), word(b, half * 64 + 32 + i));
+            let (high, to) = (word(b, 128 + half * 32 + i), half * 128 + i);
+            put(codes, to, first & each(15) | (high & each(3)) << 4);
+            put(codes, to + 32, second & each(15) | (high >> 2 & each(3)) << 4);
+            put(codes, to + 64, first >> 4 & each(15) | (high >> 4 & each(3)) << 4);
+            put(codes, to + 96, second >> 4 & each(15) | (high >> 6 & each(3)) << 4);
+        }
     }
 }
 
