@@ -1,6 +1,7 @@
 //! The memory of a store, and how much memory there is.
 
 use std::fs;
+use std::path::Path;
 use std::ptr::NonNull;
 
 use memmap2::{MmapMut, MmapOptions};
@@ -69,11 +70,16 @@ fn meminfo_available(text: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Limit minus use of the version 2 control group, where cached file contents count as free.
+/// The least that the version 2 control groups of this process, its own and those around it, still allow.
 fn control_group_available() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|l| l.strip_prefix("0::"))?.trim_start_matches('/');
-    let read = |file: &str| fs::read_to_string(format!("/sys/fs/cgroup/{path}/{file}")).ok();
+    let path = own.lines().find_map(|l| l.strip_prefix("0::/"))?;
+    Path::new(path).ancestors().filter_map(|group| group_available(&Path::new("/sys/fs/cgroup").join(group))).min()
+}
+
+/// Limit minus use of one control group, where cached file contents count as free; `None` without a limit.
+fn group_available(group: &Path) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(group.join(file)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;
     let used: u64 = read("memory.current")?.trim().parse().ok()?;
     let cached = read("memory.stat")
@@ -91,6 +97,19 @@ mod tests {
         let text = "MemTotal:       16000000 kB\nMemFree:          100 kB\nMemAvailable:    8000 kB\n";
         assert_eq!(meminfo_available(text), Some(8_192_000));
         assert_eq!(meminfo_available("MemTotal: 5 kB\n"), None);
+    }
+
+    #[test]
+    fn a_control_group_allows_its_limit_less_what_is_used_and_no_cache() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(group.path().join(file), text).unwrap();
+        write("memory.max", "max\n");
+        write("memory.current", "700\n");
+        assert_eq!(group_available(group.path()), None);
+        write("memory.max", "1000\n");
+        assert_eq!(group_available(group.path()), Some(300));
+        write("memory.stat", "anon 100\nfile 500\n");
+        assert_eq!(group_available(group.path()), Some(800));
     }
 
     #[test]

@@ -60,6 +60,21 @@ impl Cache {
         self.check_batch(batch)?;
         self.make_room(batch)?;
         let mut step = Step { groups: vec![GroupPlan::default(); self.active.len()], ..Step::default() };
+        let rows = match self.allocate(batch, &mut step) {
+            Ok(rows) => rows,
+            Err(error) => {
+                self.take_back(batch.iter().map(|i| i.seq))?;
+                return Err(error);
+            }
+        };
+        step.stores = self.views();
+        self.steps += 1;
+        self.pending = Some(Pending { id: self.steps, sequences: batch.iter().map(|i| i.seq).collect() });
+        Ok(Planned { step, rows, id: StepId(self.steps) })
+    }
+
+    /// Fills a step, and gives the sequences its tokens. Returns the rows of each item.
+    fn allocate(&mut self, batch: &[BatchItem<'_>], step: &mut Step) -> Result<Vec<Range<u32>>, KvError> {
         let mut rows = Vec::with_capacity(batch.len());
         for item in batch {
             let first_row = step.tokens.len() as u32;
@@ -83,10 +98,7 @@ impl Cache {
         for (group, plan) in step.groups.iter_mut().enumerate() {
             plan.segments = self.segments(batch, &rows, group)?;
         }
-        step.stores = self.views();
-        self.steps += 1;
-        self.pending = Some(Pending { id: self.steps, sequences: batch.iter().map(|i| i.seq).collect() });
-        Ok(Planned { step, rows, id: StepId(self.steps) })
+        Ok(rows)
     }
 
     /// Ends a step that has run: its tokens are written, and pages that no window reaches any more are given back.
@@ -102,10 +114,18 @@ impl Cache {
 
     /// Ends a step that has not run, or failed: its tokens are taken back.
     pub fn abort(&mut self, id: StepId) -> Result<(), KvError> {
-        for seq in self.end_step(&id)? {
-            let committed = self.sequences.get(seq)?.committed;
+        let sequences = self.end_step(&id)?;
+        self.take_back(sequences.iter().copied())?;
+        sequences.into_iter().try_for_each(|seq| self.bury_if_doomed(seq))
+    }
+
+    /// Shortens sequences to what is written.
+    fn take_back(&mut self, sequences: impl Iterator<Item = SeqId>) -> Result<(), KvError> {
+        for seq in sequences {
+            let sequence = self.sequences.get_mut(seq)?;
+            sequence.in_flight = false;
+            let committed = sequence.committed;
             self.cut(seq, committed)?;
-            self.bury_if_doomed(seq)?;
         }
         Ok(())
     }

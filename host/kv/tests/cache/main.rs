@@ -1,6 +1,7 @@
 //! The cache through its public face.
 
 mod admission;
+mod codecs;
 mod plans;
 mod properties;
 mod sharing;
