@@ -2,11 +2,13 @@
 //! the graph description an executor runs.
 
 pub mod arch;
+pub mod chat;
 mod error;
 mod file_type;
 pub mod gguf;
 pub mod hparams;
 mod model;
+pub mod tokenizer;
 mod weights;
 
 pub use error::{Dims, ModelError};
