@@ -219,8 +219,8 @@ fn compare(expected: &OwnedStruct, found: &OwnedStruct) -> Result<(), String> {
     for (i, (e, f)) in expected.fields.iter().zip(&found.fields).enumerate() {
         if e != f {
             return Err(format!(
-                "field {i} `{}` of `{name}`: expected `{}` at offset {}, found `{}: {}` at offset {}",
-                e.0, e.1, e.2, f.0, f.1, f.2
+                "field {i} `{}` of `{name}`: expected `{}: {}` at offset {}, found `{}: {}` at offset {}",
+                e.0, e.0, e.1, e.2, f.0, f.1, f.2
             ));
         }
     }

@@ -26,6 +26,7 @@
 extern crate self as opencoti_plugin_api;
 
 pub mod admission;
+pub mod conformance;
 pub mod cpu_tiles;
 pub mod error;
 pub mod export;

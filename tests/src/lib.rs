@@ -1,1 +1,3 @@
-//! To be written.
+//! What the end-to-end tests share.
+
+pub mod plugins;

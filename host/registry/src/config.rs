@@ -57,3 +57,39 @@ pub struct RegistryConfig {
     /// Roots of plugins that are linked into this binary; they are selected by name like files are.
     pub linked: Vec<&'static PluginRoot>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct File {
+        plugin: Vec<PluginEntry>,
+    }
+
+    fn parse(text: &str) -> Result<Vec<PluginEntry>, toml::de::Error> {
+        toml::from_str::<File>(text).map(|f| f.plugin)
+    }
+
+    #[test]
+    fn an_entry_needs_a_name_and_may_say_more() {
+        let entries = parse(
+            "[[plugin]]\nname = 'kv-scalar'\n\
+             [[plugin]]\nname = 'gate'\nversion = '>=1.2, <3'\npath = 'gate.so'\nkind = 'admission-policy'\n\
+             config = { mode = 'warn', limits = [1, 2] }\n",
+        )
+        .unwrap();
+        assert_eq!(entries[0], PluginEntry::named("kv-scalar"));
+        assert_eq!(entries[0].config_text(), "{}");
+        assert!(entries[1].version.as_ref().unwrap().matches(&"2.9.0".parse().unwrap()));
+        assert_eq!(entries[1].config_text(), r#"{"mode":"warn","limits":[1,2]}"#);
+    }
+
+    #[test]
+    fn unknown_keys_and_bad_requirements_are_errors_that_name_them() {
+        let message = |text| parse(text).unwrap_err().to_string();
+        assert!(message("[[plugin]]\nname = 'a'\nsha = 'b'\n").contains("unknown field `sha`"));
+        assert!(message("[[plugin]]\nversion = '1'\n").contains("missing field `name`"));
+        assert!(message("[[plugin]]\nname = 'a'\nversion = 'newest'\n").contains("newest"));
+    }
+}

@@ -154,7 +154,7 @@ pub enum Refusal {
         problem: String,
     },
     /// A kind nobody knows.
-    #[error("{} is a plugin of the unknown kind `{found}`, expected one of {known}; it needs a newer host", path.display())]
+    #[error("{} is a plugin of unknown kind `{found}`, expected one of {known}; it needs a newer host", path.display())]
     UnknownKind {
         /// The file.
         path: PathBuf,
@@ -165,7 +165,7 @@ pub enum Refusal {
     },
     /// A kind this host has no use for yet.
     #[error(
-        "plugin `{name}` is a {kind}, which this version of the host cannot use; remove its entry or update the host"
+        "plugin `{name}` is of kind `{kind}`, which this version of the host cannot use; remove its entry or update the host"
     )]
     UnusedKind {
         /// The plugin.
@@ -174,7 +174,9 @@ pub enum Refusal {
         kind: String,
     },
     /// Another kind than the entry demands.
-    #[error("plugin `{name}` is a {found}, expected a {expected} by its entry; correct `kind` or name another plugin")]
+    #[error(
+        "plugin `{name}` is of kind `{found}`, expected `{expected}` by its entry; correct `kind` or name another plugin"
+    )]
     WrongKind {
         /// The plugin.
         name: String,
@@ -257,7 +259,9 @@ pub enum Refusal {
         reason: String,
     },
     /// Two entries where one is allowed.
-    #[error("plugins `{first}` and `{second}` are both a {kind}, expected at most one; remove one of the entries")]
+    #[error(
+        "plugins `{first}` and `{second}` are both of kind `{kind}`, expected at most one; remove one of the entries"
+    )]
     TwoOfAKind {
         /// A plugin.
         first: String,

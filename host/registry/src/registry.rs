@@ -95,7 +95,9 @@ impl Registry {
     }
 
     fn no_codec(&self, name: &str) -> Refusal {
-        let names: Vec<_> = self.offers().map(|(_, o)| o.name.as_str()).collect();
+        let mut names: Vec<_> = self.offers().map(|(_, o)| o.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
         Refusal::NoCodec {
             codec: name.to_owned(),
             nearest: nearest(name, names.iter().copied()),

@@ -1,6 +1,6 @@
 //! Which file an entry of the config means.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::path::{Path, PathBuf};
 
@@ -181,11 +181,10 @@ fn highest(entry: &PluginEntry, found: Vec<Candidate>) -> Result<Candidate, Refu
     // `*` means "whatever is there", also a pre-release.
     let fits = |c: &&Candidate| required.is_none_or(|r| *r == any || r.matches(&c.facts.version));
     let Some(best) = found.iter().filter(fits).max_by(|a, b| a.facts.version.cmp(&b.facts.version)) else {
-        let mut versions: Vec<_> = found.iter().map(|c| c.facts.version.to_string()).collect();
-        versions.dedup();
+        let versions: BTreeSet<_> = found.iter().map(|c| &c.facts.version).collect();
         return Err(Refusal::NoVersion {
             name: entry.name.clone(),
-            found: versions.join(", "),
+            found: versions.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             required: required.unwrap_or(&any).to_string(),
         });
     };

@@ -143,7 +143,7 @@ fn parse_json(text: &str, what: &str) -> Result<serde_json::Value, Error> {
     if text.trim().is_empty() {
         return Ok(serde_json::Value::Object(Default::default()));
     }
-    serde_json::from_str(text).map_err(|e| Error::new(format!("the {what} is not JSON: {e}")))
+    serde_json::from_str(text).map_err(|e| Error::new(format!("the {what} cannot be read as JSON: {e}")))
 }
 
 unsafe extern "C" fn create<P: Plugin>(

@@ -357,7 +357,7 @@ impl Instance {
     fn table<T>(&self, kind: Kind, read: unsafe fn(&PluginRoot) -> Result<T, String>) -> Result<T, Error> {
         if self.kind != kind {
             return Err(Error::new(format!(
-                "plugin `{}` is a {}, expected a {}",
+                "plugin `{}` is of kind `{}`, expected `{}`",
                 self.name,
                 self.kind.name(),
                 kind.name()
