@@ -1,5 +1,6 @@
 //! The CPU executor.
 
+pub mod attention;
 pub mod executor;
 pub mod matmul;
 pub mod pool;

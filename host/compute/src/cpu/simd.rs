@@ -70,11 +70,23 @@ pub unsafe trait Lanes: Copy {
     /// See the trait.
     unsafe fn zero() -> Self;
 
+    /// All `x`.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn splat(x: f32) -> Self;
+
     /// `N` elements from memory.
     ///
     /// # Safety
     /// See the trait.
     unsafe fn load(p: *const f32) -> Self;
+
+    /// `N` elements to memory.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn store(self, p: *mut f32);
 
     /// `self + a * b`.
     ///
@@ -87,6 +99,16 @@ pub unsafe trait Lanes: Copy {
     /// # Safety
     /// See the trait.
     unsafe fn sum(self) -> f32;
+
+    /// Sums of four vectors, each of its own elements.
+    ///
+    /// # Safety
+    /// See the trait.
+    #[inline(always)]
+    unsafe fn sums(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: passed on.
+        v.map(|v| unsafe { v.sum() })
+    }
 }
 
 /// Eight elements in plain Rust.
@@ -100,6 +122,17 @@ unsafe impl Lanes for Portable {
     #[inline(always)]
     unsafe fn zero() -> Self {
         Portable([0.0; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Portable([x; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: valid for eight elements by the caller's promise.
+        unsafe { p.cast::<[f32; 8]>().write_unaligned(self.0) }
     }
 
     #[inline(always)]
@@ -146,6 +179,30 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            // SAFETY: the processor has AVX by the caller's promise.
+            F32x8(unsafe { _mm256_set1_ps(x) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            // SAFETY: AVX, and a pointer valid for eight elements, by the caller's promise.
+            unsafe { _mm256_storeu_ps(p, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn sums(v: [Self; 4]) -> [f32; 4] {
+            // SAFETY: the processor has AVX by the caller's promise; the array holds four elements.
+            unsafe {
+                let pairs = _mm256_hadd_ps(_mm256_hadd_ps(v[0].0, v[1].0), _mm256_hadd_ps(v[2].0, v[3].0));
+                let mut sums = [0.0; 4];
+                let halves = (_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+                _mm_storeu_ps(sums.as_mut_ptr(), _mm_add_ps(halves.0, halves.1));
+                sums
+            }
+        }
+
+        #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
             // SAFETY: AVX, and a pointer valid for eight elements, by the caller's promise.
             F32x8(unsafe { _mm256_loadu_ps(p) })
@@ -180,6 +237,18 @@ mod x86 {
         unsafe fn zero() -> Self {
             // SAFETY: the processor has AVX-512 F by the caller's promise.
             F32x16(unsafe { _mm512_setzero_ps() })
+        }
+
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            // SAFETY: the processor has AVX-512 F by the caller's promise.
+            F32x16(unsafe { _mm512_set1_ps(x) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            // SAFETY: AVX-512 F, and a pointer valid for sixteen elements, by the caller's promise.
+            unsafe { _mm512_storeu_ps(p, self.0) }
         }
 
         #[inline(always)]

@@ -65,6 +65,8 @@ enum Place {
     Buffer(usize),
     Layer(u32),
     Angles,
+    /// Partial results of attention.
+    Partials,
 }
 
 /// How workers divide a task.
@@ -289,6 +291,7 @@ impl<'a> Tasks<'a> {
             }
             Task::Op(Op::Attend { layer, .. }) => {
                 reads.extend([Place::Layer(layer.0), Place::Angles]);
+                writes.push(Place::Partials);
                 Cut::Own
             }
             Task::Op(Op::MatMul { .. } | Op::SoftCap { .. } | Op::SelectOutputs { .. }) => Cut::Own,
@@ -427,6 +430,21 @@ mod tests {
             (wait, "matmul"),
         ];
         assert_eq!(waits, expected);
+    }
+
+    #[test]
+    fn workers_meet_between_two_attentions_that_do_not_need_each_other() {
+        let mut b = GraphBuilder::new();
+        let table = b.weight("token_embd.weight", 64, 100);
+        let x = b.embed(table, 1.0);
+        let geometry = KvGeometry { n_kv_heads: 1, k_head_dim: 64, v_head_dim: 64, window: None };
+        let layers = [b.kv_layer(geometry), b.kv_layer(geometry)];
+        let [first, second] = layers.map(|layer| b.attend(x, layer, None, 1.0, None));
+        let sum = b.add(first, second);
+        let out = b.select_outputs(sum);
+        let schedule = compile(&b.finish(out, out), &[Precision::Float]).unwrap();
+        let attends = schedule.stages.iter().filter(|s| matches!(s.task, Task::Op(Op::Attend { .. })));
+        assert!(attends.map(|s| s.barrier).eq([true, true]));
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub struct Attend<'a> {
     pub n_heads: usize,
     /// How queries rotate.
     pub rope: Option<&'a Rotary>,
+    /// Its table for each row at the row's own position, `n_rot` a row; empty without rope.
+    pub angles: &'a [f32],
     /// Factor on scores.
     pub scale: f32,
     /// Cap on scores.
@@ -81,9 +83,17 @@ pub struct Attend<'a> {
 
 /// Writing and reading the cache; implemented by the attention kernels.
 ///
-/// Both functions are called by every worker with the same arguments; a worker does its part and returns, and may
-/// meet the others at the worker's barrier as long as all do.
+/// `append` and `attend` are called by every worker with the same arguments; a worker does its part and returns, and may
+/// meet the others at the worker's barrier as long as all do. Between two calls of `attend` there is a barrier.
 pub trait AttentionKernels: Send + Sync {
+    /// Called once before the workers run a step that was checked.
+    ///
+    /// # Errors
+    /// One sentence about a plan that cannot run; nothing of the step is run then.
+    fn prepare(&mut self, _step: &Step, _workers: usize) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Writes keys and values of the step's rows where its plan says.
     ///
     /// # Errors
@@ -241,6 +251,7 @@ impl Executor {
     }
 
     fn run_checked(&mut self, step: &Step) -> Result<(), ExecutorError> {
+        self.attention.prepare(step, self.pool.workers()).map_err(ExecutorError::Attention)?;
         let run = run::Run {
             graph: &self.graph,
             schedule: &self.schedule,

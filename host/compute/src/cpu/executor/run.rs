@@ -263,6 +263,11 @@ impl Run<'_> {
             q: unsafe { self.rows(q, &(0..self.count(q))) },
             n_heads: self.graph.width(q) / at.geometry.k_head_dim,
             rope: rope.map(|r| &self.ropes[r.0 as usize]),
+            angles: rope.map_or(&[], |r| {
+                let (index, n_rot) = (r.0 as usize, self.ropes[r.0 as usize].n_rot());
+                // SAFETY: filled before the barrier that precedes attention.
+                unsafe { self.angles.range(index, 0..self.step.positions.len() * n_rot) }
+            }),
             scale,
             softcap,
             out: self.pointer(out),
