@@ -46,10 +46,7 @@ impl OutputText {
             render_special,
             stops: stops.iter().filter(|s| !s.is_empty()).cloned().collect(),
             pending: Vec::new(),
-            indent: IndentFilter {
-                least: n_indent,
-                ..IndentFilter::default()
-            },
+            indent: IndentFilter { least: n_indent, ..IndentFilter::default() },
             has_new_line: false,
         }
     }
@@ -62,8 +59,7 @@ impl OutputText {
     /// Adds a token. After a piece with an end nothing more may be added.
     pub fn push(&mut self, token: u32) -> Piece {
         if self.render_special || !self.vocab.is_special(token) {
-            self.pending
-                .extend_from_slice(self.vocab.token_bytes(token));
+            self.pending.extend_from_slice(self.vocab.token_bytes(token));
         }
         if let Some((at, stop)) = self.first_stop() {
             let text = self.take(at);
@@ -95,22 +91,15 @@ impl OutputText {
 
     /// Place and text of the stop that appears first; of several at one place the longest.
     fn first_stop(&self) -> Option<(usize, String)> {
-        let places = self
-            .stops
-            .iter()
-            .filter_map(|stop| find(&self.pending, stop.as_bytes()).map(|at| (at, stop)));
-        places
-            .min_by_key(|(at, stop)| (*at, usize::MAX - stop.len()))
-            .map(|(at, stop)| (at, stop.clone()))
+        let places = self.stops.iter().filter_map(|stop| find(&self.pending, stop.as_bytes()).map(|at| (at, stop)));
+        places.min_by_key(|(at, stop)| (*at, usize::MAX - stop.len())).map(|(at, stop)| (at, stop.clone()))
     }
 
     /// Length of the longest end of the pending bytes that is the beginning of a stop text.
     fn possible_stop(&self) -> usize {
         let longest = |stop: &String| {
             let most = (stop.len() - 1).min(self.pending.len());
-            (1..=most)
-                .rev()
-                .find(|&n| self.pending.ends_with(&stop.as_bytes()[..n]))
+            (1..=most).rev().find(|&n| self.pending.ends_with(&stop.as_bytes()[..n]))
         };
         self.stops.iter().filter_map(longest).max().unwrap_or(0)
     }
@@ -163,10 +152,7 @@ impl IndentFilter {
                 ' ' | '\t' if self.measuring => self.held.push(c),
                 _ if self.measuring && (self.held.len() as u64) < u64::from(self.least) => {
                     self.held.clear();
-                    return Piece {
-                        text: out,
-                        end: Some(TextEnd::Indent),
-                    };
+                    return Piece { text: out, end: Some(TextEnd::Indent) };
                 }
                 _ => {
                     out.push_str(&self.held);
@@ -176,10 +162,7 @@ impl IndentFilter {
                 }
             }
         }
-        Piece {
-            text: out,
-            end: None,
-        }
+        Piece { text: out, end: None }
     }
 }
 
@@ -192,14 +175,7 @@ mod tests {
     /// A vocabulary of the given pieces; the last one is special.
     fn vocab(pieces: &[&[u8]]) -> Arc<Vocab> {
         let last = pieces.len() - 1;
-        Arc::new(Vocab::new(
-            pieces
-                .iter()
-                .enumerate()
-                .map(|(i, p)| (p.to_vec(), i == last))
-                .collect(),
-            &[],
-        ))
+        Arc::new(Vocab::new(pieces.iter().enumerate().map(|(i, p)| (p.to_vec(), i == last)).collect(), &[]))
     }
 
     /// Pushes the pieces one by one; gives what each added, and the end.
@@ -226,10 +202,7 @@ mod tests {
 
     #[test]
     fn a_character_split_over_tokens_appears_whole() {
-        assert_eq!(
-            run(&[b"a\xE2", b"\x82", b"\xAC!"], &[], 0).0,
-            strings(&["a", "", "€!", ""])
-        );
+        assert_eq!(run(&[b"a\xE2", b"\x82", b"\xAC!"], &[], 0).0, strings(&["a", "", "€!", ""]));
     }
 
     #[test]
@@ -255,24 +228,15 @@ mod tests {
     #[test]
     fn a_stop_text_that_overlaps_itself_is_found() {
         let (out, end) = run(&[b"aab", b"aabc"], &["aabaabc"], 0);
-        assert_eq!(
-            (out.concat(), end),
-            (String::new(), Some(TextEnd::Word("aabaabc".to_owned())))
-        );
+        assert_eq!((out.concat(), end), (String::new(), Some(TextEnd::Word("aabaabc".to_owned()))));
         let (out, end) = run(&[b"xaaa", b"b"], &["aab"], 0);
-        assert_eq!(
-            (out.concat(), end),
-            ("xa".to_owned(), Some(TextEnd::Word("aab".to_owned())))
-        );
+        assert_eq!((out.concat(), end), ("xa".to_owned(), Some(TextEnd::Word("aab".to_owned()))));
     }
 
     #[test]
     fn the_first_of_several_stop_texts_wins() {
         let (out, end) = run(&[b"one two three"], &["three", "two", "two th"], 0);
-        assert_eq!(
-            (out.concat(), end),
-            ("one ".to_owned(), Some(TextEnd::Word("two th".to_owned())))
-        );
+        assert_eq!((out.concat(), end), ("one ".to_owned(), Some(TextEnd::Word("two th".to_owned()))));
     }
 
     #[test]
@@ -285,11 +249,7 @@ mod tests {
 
     #[test]
     fn a_line_indented_too_little_ends_the_text() {
-        let (out, end) = run(
-            &[b"def f():\n", b"    a\n", b"\n", b"    ", b"b\n", b" c"],
-            &[],
-            4,
-        );
+        let (out, end) = run(&[b"def f():\n", b"    a\n", b"\n", b"    ", b"b\n", b" c"], &[], 4);
         assert_eq!(out.concat(), "def f():\n    a\n\n    b\n");
         assert_eq!(end, Some(TextEnd::Indent));
     }

@@ -3,6 +3,8 @@
 //! It is a flat copy of the tokenizer's byte table, so that text, samplers and constraints share one immutable
 //! object and none of them knows how a tokenizer works.
 
+use opencoti_model::tokenizer::Tokenizer;
+
 /// Bytes and roles of every token of a model.
 #[derive(Debug, Clone)]
 pub struct Vocab {
@@ -11,6 +13,17 @@ pub struct Vocab {
     offsets: Vec<usize>,
     special: Vec<bool>,
     end_of_generation: Vec<u32>,
+    suppressed: Vec<u32>,
+}
+
+impl From<&Tokenizer> for Vocab {
+    fn from(tokenizer: &Tokenizer) -> Self {
+        let tokens = tokenizer.token_bytes_table().map(|token| (token.bytes.to_vec(), token.special)).collect();
+        let mut ends = tokenizer.eog_ids().to_vec();
+        // The model's own end comes first.
+        ends.sort_by_key(|&id| Some(id) != tokenizer.eos());
+        Vocab::new(tokens, &ends).with_suppressed(tokenizer.suppressed())
+    }
 }
 
 impl Vocab {
@@ -26,17 +39,19 @@ impl Vocab {
             offsets.push(bytes.len());
             special.push(*is_special);
         }
-        let end_of_generation = end_of_generation
-            .iter()
-            .copied()
-            .filter(|&id| (id as usize) < tokens.len())
-            .collect();
-        Self {
-            bytes,
-            offsets,
-            special,
-            end_of_generation,
-        }
+        let end_of_generation = end_of_generation.iter().copied().filter(|&id| (id as usize) < tokens.len()).collect();
+        Self { bytes, offsets, special, end_of_generation, suppressed: Vec::new() }
+    }
+
+    /// Tokens that are never to be sampled; ids out of range are dropped.
+    pub fn with_suppressed(mut self, tokens: &[u32]) -> Self {
+        self.suppressed = tokens.iter().copied().filter(|&id| (id as usize) < self.len()).collect();
+        self
+    }
+
+    /// Tokens that are never to be sampled.
+    pub fn suppressed(&self) -> &[u32] {
+        &self.suppressed
     }
 
     /// Number of tokens.
@@ -51,10 +66,7 @@ impl Vocab {
 
     /// Bytes of a token; empty if `id` is out of range.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
-        match (
-            self.offsets.get(id as usize),
-            self.offsets.get(id as usize + 1),
-        ) {
+        match (self.offsets.get(id as usize), self.offsets.get(id as usize + 1)) {
             (Some(&start), Some(&end)) => &self.bytes[start..end],
             _ => &[],
         }

@@ -9,7 +9,6 @@ pub mod gguf;
 pub mod hparams;
 mod model;
 pub mod tokenizer;
-mod tokenizer_keys;
 mod weights;
 
 pub use error::{Dims, ModelError};

@@ -75,10 +75,8 @@ impl GbnfMatcher {
             path: Vec::new(),
             too_complex: false,
         };
-        let starts: Vec<_> = matcher.rules.alternatives[matcher.rules.root as usize]
-            .iter()
-            .map(|&s| (s, BOTTOM))
-            .collect();
+        let starts: Vec<_> =
+            matcher.rules.alternatives[matcher.rules.root as usize].iter().map(|&s| (s, BOTTOM)).collect();
         let first = matcher.settle(starts);
         if matcher.too_complex {
             return Err(too_complex());
@@ -105,11 +103,7 @@ impl GbnfMatcher {
     pub(super) fn mask(&mut self, trie: &TokTrie) -> Result<SimpleVob, ConstraintError> {
         let mut mask = trie.alloc_token_set();
         trie.add_bias(self, &mut mask, &[]);
-        if self.too_complex {
-            Err(too_complex())
-        } else {
-            Ok(mask)
-        }
+        if self.too_complex { Err(too_complex()) } else { Ok(mask) }
     }
 
     /// Reads the bytes of a token that the mask allowed.
@@ -124,9 +118,7 @@ impl GbnfMatcher {
             }
             if next == DEAD {
                 let text = String::from_utf8_lossy(bytes);
-                return Err(ConstraintError::Violated(format!(
-                    "the token {text:?} does not fit the grammar"
-                )));
+                return Err(ConstraintError::Violated(format!("the token {text:?} does not fit the grammar")));
             }
             self.path[0] = next;
         }
@@ -159,9 +151,7 @@ impl GbnfMatcher {
         let (low, high) = bounds(partial);
         let rules = std::sync::Arc::clone(&self.rules);
         let fitting = |&node: &u32| match rules.symbols[self.nodes[node as usize].0 as usize] {
-            Symbol::Class(class) if partial.lacking == 0 => {
-                rules.classes[class as usize].contains(partial.value)
-            }
+            Symbol::Class(class) if partial.lacking == 0 => rules.classes[class as usize].contains(partial.value),
             Symbol::Class(class) => rules.classes[class as usize].meets(low, high),
             Symbol::Rule(_) | Symbol::End => false,
         };
@@ -170,16 +160,9 @@ impl GbnfMatcher {
             return DEAD;
         }
         if partial.lacking > 0 {
-            return self.intern_state(StateKey {
-                tops,
-                accepting: false,
-                partial,
-            });
+            return self.intern_state(StateKey { tops, accepting: false, partial });
         }
-        let after = tops
-            .iter()
-            .map(|&node| self.nodes[node as usize])
-            .map(|(place, parent)| (place + 1, parent));
+        let after = tops.iter().map(|&node| self.nodes[node as usize]).map(|(place, parent)| (place + 1, parent));
         let after = after.collect();
         self.settle(after)
     }
@@ -202,16 +185,8 @@ impl GbnfMatcher {
                 Symbol::Rule(rule) => {
                     // A call by the last symbol needs no place to return to.
                     let last = rules.symbols[place as usize + 1] == Symbol::End;
-                    let parent = if last {
-                        parent
-                    } else {
-                        self.intern_node(place + 1, parent)
-                    };
-                    left.extend(
-                        rules.alternatives[rule as usize]
-                            .iter()
-                            .map(|&start| (start, parent)),
-                    );
+                    let parent = if last { parent } else { self.intern_node(place + 1, parent) };
+                    left.extend(rules.alternatives[rule as usize].iter().map(|&start| (start, parent)));
                 }
             }
             if seen.len() > MAX_STACKS {
@@ -220,11 +195,7 @@ impl GbnfMatcher {
             }
         }
         tops.sort_unstable();
-        self.intern_state(StateKey {
-            tops,
-            accepting,
-            partial: Partial::default(),
-        })
+        self.intern_state(StateKey { tops, accepting, partial: Partial::default() })
     }
 
     fn intern_node(&mut self, place: u32, parent: u32) -> u32 {
@@ -244,10 +215,7 @@ impl GbnfMatcher {
             return DEAD;
         }
         let id = self.states.len() as u32;
-        self.states.push(State {
-            key: key.clone(),
-            next: Box::new([UNKNOWN; 256]),
-        });
+        self.states.push(State { key: key.clone(), next: Box::new([UNKNOWN; 256]) });
         self.state_ids.insert(key, id);
         id
     }
@@ -278,9 +246,7 @@ impl Recognizer for GbnfMatcher {
 }
 
 fn too_complex() -> ConstraintError {
-    ConstraintError::Invalid(
-        "the grammar is too ambiguous: too many ways to read the text are open at once".to_owned(),
-    )
+    ConstraintError::Invalid("the grammar is too ambiguous: too many ways to read the text are open at once".to_owned())
 }
 
 /// Adds a byte to a character. `None` if it is no UTF-8.
@@ -293,20 +259,12 @@ fn decode(partial: Partial, byte: u8) -> Option<Partial> {
             0xF0..=0xF4 => (byte & 0x07, 4),
             _ => return None,
         };
-        return Some(Partial {
-            value: value.into(),
-            lacking: length - 1,
-            length,
-        });
+        return Some(Partial { value: value.into(), lacking: length - 1, length });
     }
     if byte & 0xC0 != 0x80 {
         return None;
     }
-    let next = Partial {
-        value: partial.value << 6 | u32::from(byte & 0x3F),
-        lacking: partial.lacking - 1,
-        ..partial
-    };
+    let next = Partial { value: partial.value << 6 | u32::from(byte & 0x3F), lacking: partial.lacking - 1, ..partial };
     let (low, high) = bounds(next);
     // Overlong forms, surrogates and values beyond Unicode are no characters.
     (low <= high && !(low >= 0xD800 && high <= 0xDFFF)).then_some(next)
@@ -316,10 +274,7 @@ fn decode(partial: Partial, byte: u8) -> Option<Partial> {
 fn bounds(partial: Partial) -> (u32, u32) {
     let least = [0, 0, 0x80, 0x800, 0x1_0000][partial.length as usize];
     let shift = 6 * u32::from(partial.lacking);
-    (
-        (partial.value << shift).max(least),
-        (((partial.value + 1) << shift) - 1).min(0x10_FFFF),
-    )
+    ((partial.value << shift).max(least), (((partial.value + 1) << shift) - 1).min(0x10_FFFF))
 }
 
 #[cfg(test)]
@@ -344,9 +299,7 @@ mod tests {
     }
 
     fn refusal(grammar: &str) -> String {
-        GbnfMatcher::new(grammar)
-            .expect_err("invalid grammar")
-            .to_string()
+        GbnfMatcher::new(grammar).expect_err("invalid grammar").to_string()
     }
 
     const ARITHMETIC: &str = r#"
@@ -373,10 +326,7 @@ mod tests {
         assert_eq!(fit(g, "[[],[[]]]"), Fit::Complete);
         assert_eq!(fit(g, "[[],[[]]"), Fit::Begun);
         assert_eq!(fit(g, "[[],]"), Fit::Refused);
-        assert_eq!(
-            fit(g, &("[".repeat(3000) + &"]".repeat(3000))),
-            Fit::Complete
-        );
+        assert_eq!(fit(g, &("[".repeat(3000) + &"]".repeat(3000))), Fit::Complete);
     }
 
     #[test]
@@ -391,11 +341,7 @@ mod tests {
             let grammar = format!("root ::= \"a\"{repetition} \"b\"");
             for n in 0..6 {
                 let text = "a".repeat(n) + "b";
-                assert_eq!(
-                    fit(&grammar, &text) == Fit::Complete,
-                    complete.contains(&n),
-                    "{grammar} {text}"
-                );
+                assert_eq!(fit(&grammar, &text) == Fit::Complete, complete.contains(&n), "{grammar} {text}");
             }
         }
     }
@@ -413,27 +359,11 @@ mod tests {
 
     #[test]
     fn an_incomplete_character_is_allowed_only_if_it_can_become_one_of_the_class() {
-        let step = |bytes: &[u8]| {
-            GbnfMatcher::new("root ::= [ぁ-ゟ]")
-                .unwrap()
-                .commit(bytes)
-                .is_ok()
-        };
+        let step = |bytes: &[u8]| GbnfMatcher::new("root ::= [ぁ-ゟ]").unwrap().commit(bytes).is_ok();
         assert!(step(b"\xE3") && step(b"\xE3\x81") && step("の".as_bytes()));
         assert!(!step(b"\xE4") && !step(b"\xE3\x80") && !step(b"\xC3"));
-        let any = |bytes: &[u8]| {
-            GbnfMatcher::new("root ::= .")
-                .unwrap()
-                .commit(bytes)
-                .is_ok()
-        };
-        assert!(
-            !any(b"\xE0\x80")
-                && !any(b"\xED\xA0")
-                && !any(b"\xF4\x90")
-                && !any(b"\xFF")
-                && any(b"\xED\x9F")
-        );
+        let any = |bytes: &[u8]| GbnfMatcher::new("root ::= .").unwrap().commit(bytes).is_ok();
+        assert!(!any(b"\xE0\x80") && !any(b"\xED\xA0") && !any(b"\xF4\x90") && !any(b"\xFF") && any(b"\xED\x9F"));
     }
 
     #[test]
@@ -472,10 +402,7 @@ a ::= a | "x""#,
             ("root ::= x", "`x` is used but not defined"),
             ("root ::= \"a", "not closed"),
             ("root ::= [a", "not closed"),
-            (
-                "root ::= (\"a\"",
-                "line 1, column 14: expected `)`, found the end",
-            ),
+            ("root ::= (\"a\"", "line 1, column 14: expected `)`, found the end"),
             ("root = \"a\"", "expected `::=` after `root`, found '='"),
             ("root ::= \"a\"\nroot ::= \"b\"", "`root` is defined twice"),
             ("root ::= \"a\"{3,1}", "upper bound is below"),
@@ -487,17 +414,10 @@ a ::= a | "x""#,
             ("root ::= root \"a\" | \"b\"", "left recursion"),
             ("root ::= a \"x\"\na ::= b?  root", "left recursion"),
             ("root ::= <think>", "token references are not supported"),
-            (
-                "root ::= \"a\" )",
-                "expected the end of the rule `root`, found ')'",
-            ),
+            ("root ::= \"a\" )", "expected the end of the rule `root`, found ')'"),
         ] {
             let found = refusal(grammar);
-            let expected = if grammar.contains("b?") {
-                "not defined"
-            } else {
-                message
-            };
+            let expected = if grammar.contains("b?") { "not defined" } else { message };
             assert!(found.contains(expected), "{grammar:?}: {found}");
         }
     }

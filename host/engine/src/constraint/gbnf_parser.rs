@@ -17,24 +17,15 @@ pub(super) struct Class {
 
 impl Class {
     fn one(c: char) -> Self {
-        Self {
-            ranges: vec![(c as u32, c as u32)],
-            negated: false,
-        }
+        Self { ranges: vec![(c as u32, c as u32)], negated: false }
     }
 
     fn any() -> Self {
-        Self {
-            ranges: Vec::new(),
-            negated: true,
-        }
+        Self { ranges: Vec::new(), negated: true }
     }
 
     pub(super) fn contains(&self, c: u32) -> bool {
-        self.ranges
-            .iter()
-            .any(|&(low, high)| (low..=high).contains(&c))
-            != self.negated
+        self.ranges.iter().any(|&(low, high)| (low..=high).contains(&c)) != self.negated
     }
 
     /// Whether some code point in `low..=high` is in the class.
@@ -84,14 +75,8 @@ const MAX_SYMBOLS: usize = 200_000;
 const MAX_DEPTH: usize = 200;
 
 pub(super) fn parse(text: &str) -> Result<Rules, ConstraintError> {
-    let mut parser = Parser {
-        text,
-        at: 0,
-        rules: Rules::default(),
-        ids: HashMap::new(),
-        rule: String::new(),
-        depth: 0,
-    };
+    let mut parser =
+        Parser { text, at: 0, rules: Rules::default(), ids: HashMap::new(), rule: String::new(), depth: 0 };
     parser.space(true);
     while parser.at < text.len() {
         parser.rule()?;
@@ -144,9 +129,7 @@ impl Parser<'_> {
                 ' ' | '\t' => {}
                 '\r' | '\n' if newlines => {}
                 '#' => {
-                    self.at = self.text[self.at..]
-                        .find('\n')
-                        .map_or(self.text.len(), |n| self.at + n);
+                    self.at = self.text[self.at..].find('\n').map_or(self.text.len(), |n| self.at + n);
                     continue;
                 }
                 _ => break,
@@ -157,14 +140,9 @@ impl Parser<'_> {
 
     fn name(&mut self) -> Result<String, ConstraintError> {
         let rest = &self.text[self.at..];
-        let length = rest
-            .find(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_'))
-            .unwrap_or(rest.len());
+        let length = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_')).unwrap_or(rest.len());
         if length == 0 {
-            return Err(self.error(format_args!(
-                "expected the name of a rule, found {}",
-                self.found()
-            )));
+            return Err(self.error(format_args!("expected the name of a rule, found {}", self.found())));
         }
         let name = rest[..length].to_owned();
         self.at += length;
@@ -172,8 +150,7 @@ impl Parser<'_> {
     }
 
     fn found(&self) -> String {
-        self.peek()
-            .map_or("the end".to_owned(), |c| format!("{c:?}"))
+        self.peek().map_or("the end".to_owned(), |c| format!("{c:?}"))
     }
 
     fn rule_id(&mut self, name: &str) -> u32 {
@@ -193,8 +170,7 @@ impl Parser<'_> {
 
     fn add(&mut self, rule: u32, sequence: &[Symbol]) -> Result<(), ConstraintError> {
         if self.rules.symbols.len() + sequence.len() >= MAX_SYMBOLS {
-            return Err(self
-                .error("the grammar expands to too many symbols; use smaller repetition counts"));
+            return Err(self.error("the grammar expands to too many symbols; use smaller repetition counts"));
         }
         self.rules.alternatives[rule as usize].push(self.rules.symbols.len() as u32);
         self.rules.symbols.extend_from_slice(sequence);
@@ -206,11 +182,7 @@ impl Parser<'_> {
         self.rule = self.name()?;
         self.space(false);
         if !self.eat("::=") {
-            return Err(self.error(format_args!(
-                "expected `::=` after `{}`, found {}",
-                self.rule,
-                self.found()
-            )));
+            return Err(self.error(format_args!("expected `::=` after `{}`, found {}", self.rule, self.found())));
         }
         self.space(true);
         let name = self.rule.clone();
@@ -222,9 +194,7 @@ impl Parser<'_> {
         match self.peek() {
             None | Some('\r' | '\n') => {}
             Some(c) => {
-                return Err(self.error(format_args!(
-                    "expected the end of the rule `{name}`, found {c:?}"
-                )));
+                return Err(self.error(format_args!("expected the end of the rule `{name}`, found {c:?}")));
             }
         }
         self.space(true);
@@ -262,8 +232,7 @@ impl Parser<'_> {
                 }
                 Some('(') => self.group()?,
                 Some('<' | '!') => {
-                    return Err(self
-                        .error("token references are not supported; write the text of the token"));
+                    return Err(self.error("token references are not supported; write the text of the token"));
                 }
                 Some(c) if c.is_ascii_alphanumeric() || c == '_' => {
                     let name = self.name()?;
@@ -290,15 +259,10 @@ impl Parser<'_> {
     }
 
     fn class_symbol(&mut self, class: Class) -> Symbol {
-        let index = self
-            .rules
-            .classes
-            .iter()
-            .position(|c| *c == class)
-            .unwrap_or_else(|| {
-                self.rules.classes.push(class);
-                self.rules.classes.len() - 1
-            });
+        let index = self.rules.classes.iter().position(|c| *c == class).unwrap_or_else(|| {
+            self.rules.classes.push(class);
+            self.rules.classes.len() - 1
+        });
         Symbol::Class(index as u32)
     }
 
@@ -327,9 +291,7 @@ impl Parser<'_> {
                 low
             };
             if low > high {
-                return Err(
-                    self.error(format_args!("the range {low:?} to {high:?} runs backwards"))
-                );
+                return Err(self.error(format_args!("the range {low:?} to {high:?} runs backwards")));
             }
             ranges.push((low as u32, high as u32));
         }
@@ -359,16 +321,12 @@ impl Parser<'_> {
     }
 
     fn hex(&mut self, digits: usize) -> Result<char, ConstraintError> {
-        let code = self
-            .text
-            .get(self.at..self.at + digits)
-            .filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
+        let code = self.text.get(self.at..self.at + digits).filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
         let Some(code) = code else {
             return Err(self.error(format_args!("expected {digits} hexadecimal digits")));
         };
         let character = u32::from_str_radix(code, 16).ok().and_then(char::from_u32);
-        let character =
-            character.ok_or_else(|| self.error(format_args!("{code} is no character")))?;
+        let character = character.ok_or_else(|| self.error(format_args!("{code} is no character")))?;
         self.at += digits;
         Ok(character)
     }
@@ -389,11 +347,7 @@ impl Parser<'_> {
     fn counted(&mut self, item: Sequence) -> Result<Sequence, ConstraintError> {
         self.at += 1;
         let least = self.number()?;
-        let most = if self.eat(",") {
-            self.number()?
-        } else {
-            least.or(Some(0))
-        };
+        let most = if self.eat(",") { self.number()? } else { least.or(Some(0)) };
         if !self.eat("}") || (least.is_none() && most.is_none()) {
             return Err(self.error("expected a repetition such as {2}, {2,} or {2,5}"));
         }
@@ -407,32 +361,21 @@ impl Parser<'_> {
     fn number(&mut self) -> Result<Option<usize>, ConstraintError> {
         self.space(false);
         let rest = &self.text[self.at..];
-        let length = rest
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(rest.len());
+        let length = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let digits = &rest[..length];
         self.at += length;
         self.space(false);
         if digits.is_empty() {
             return Ok(None);
         }
-        digits
-            .parse()
-            .map(Some)
-            .map_err(|_| self.error(format_args!("the repetition count {digits} is too large")))
+        digits.parse().map(Some).map_err(|_| self.error(format_args!("the repetition count {digits} is too large")))
     }
 
     /// `item` `least` times, then up to `most` times in all: `x{2,4}` becomes `x x (x (x)?)?`.
-    fn repeat(
-        &mut self,
-        item: Sequence,
-        least: usize,
-        most: Option<usize>,
-    ) -> Result<Sequence, ConstraintError> {
+    fn repeat(&mut self, item: Sequence, least: usize, most: Option<usize>) -> Result<Sequence, ConstraintError> {
         let copies = most.unwrap_or(least).max(least);
         if copies.saturating_mul(item.len() + 1) >= MAX_SYMBOLS {
-            return Err(self
-                .error("the grammar expands to too many symbols; use smaller repetition counts"));
+            return Err(self.error("the grammar expands to too many symbols; use smaller repetition counts"));
         }
         let mut tail = match most {
             None => Some(self.star(&item)?),
@@ -446,10 +389,7 @@ impl Parser<'_> {
             self.add(id, &[])?;
             tail = Some(Symbol::Rule(id));
         }
-        let mut sequence: Sequence = std::iter::repeat_n(&item, least)
-            .flatten()
-            .copied()
-            .collect();
+        let mut sequence: Sequence = std::iter::repeat_n(&item, least).flatten().copied().collect();
         sequence.extend(tail);
         Ok(sequence)
     }
@@ -465,9 +405,7 @@ impl Parser<'_> {
 
     fn finish(mut self) -> Result<Rules, ConstraintError> {
         let Some(&root) = self.ids.get("root") else {
-            return Err(ConstraintError::Invalid(
-                "the grammar has no rule `root`, where it must begin".to_owned(),
-            ));
+            return Err(ConstraintError::Invalid("the grammar has no rule `root`, where it must begin".to_owned()));
         };
         self.rules.root = root;
         let undefined = self.rules.alternatives.iter().position(Vec::is_empty);
@@ -534,12 +472,8 @@ fn nullable(rules: &Rules) -> Vec<bool> {
         let mut changed = false;
         for (rule, starts) in rules.alternatives.iter().enumerate() {
             let empty = |&start: &u32| {
-                let sequence = rules.symbols[start as usize..]
-                    .iter()
-                    .take_while(|s| **s != Symbol::End);
-                sequence
-                    .into_iter()
-                    .all(|s| matches!(s, Symbol::Rule(r) if nullable[*r as usize]))
+                let sequence = rules.symbols[start as usize..].iter().take_while(|s| **s != Symbol::End);
+                sequence.into_iter().all(|s| matches!(s, Symbol::Rule(r) if nullable[*r as usize]))
             };
             if !nullable[rule] && starts.iter().any(empty) {
                 nullable[rule] = true;

@@ -68,56 +68,36 @@ pub struct ConstraintFactory {
 impl ConstraintFactory {
     /// Builds the trie.
     pub fn new(vocab: &Vocab) -> Result<Self, ConstraintError> {
-        let words: Vec<Vec<u8>> = (0..vocab.len() as u32)
-            .map(|id| trie_word(vocab, id))
-            .collect();
+        let words: Vec<Vec<u8>> = (0..vocab.len() as u32).map(|id| trie_word(vocab, id)).collect();
         let end_of_generation = vocab.end_of_generation().to_vec();
-        let eos = end_of_generation
-            .first()
-            .copied()
-            .unwrap_or(toktrie::INVALID_TOKEN);
+        let eos = end_of_generation.first().copied().unwrap_or(toktrie::INVALID_TOKEN);
         let mut trie = TokTrie::from(&TokRxInfo::new(vocab.len() as u32, eos), &words);
         if !end_of_generation.is_empty() {
             trie = trie.with_eos_tokens(&end_of_generation);
         }
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::general_slices();
-        let mut parsers =
-            ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(invalid)?;
+        let mut parsers = ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(invalid)?;
         parsers.quiet();
-        *parsers.limits_mut() = ParserLimits {
-            verbose_errors: false,
-            ..ParserLimits::default()
-        };
-        Ok(Self {
-            env,
-            parsers,
-            end_of_generation,
-        })
+        *parsers.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
+        Ok(Self { env, parsers, end_of_generation })
     }
 
     /// Compiles a grammar. May take milliseconds for a large schema.
     pub fn compile(&self, grammar: Grammar<'_>) -> Result<Matcher, ConstraintError> {
         let state = match grammar {
             Grammar::Gbnf(text) => State::Gbnf(Box::new(GbnfMatcher::new(text)?)),
-            Grammar::JsonSchema(schema) => {
-                self.llguidance(TopLevelGrammar::from_json_schema(json_schema(schema)?))?
+            Grammar::JsonSchema(schema) => self.llguidance(TopLevelGrammar::from_json_schema(json_schema(schema)?))?,
+            Grammar::JsonObject => {
+                self.llguidance(TopLevelGrammar::from_json_schema(json_schema(&json!({"type": "object"}))?))?
             }
-            Grammar::JsonObject => self.llguidance(TopLevelGrammar::from_json_schema(
-                json_schema(&json!({"type": "object"}))?,
-            ))?,
             Grammar::Lark(text) => self.llguidance(TopLevelGrammar::from_lark(text.to_owned()))?,
         };
-        let mut matcher = Matcher {
-            state,
-            env: Arc::clone(&self.env),
-            end_of_generation: self.end_of_generation.clone(),
-        };
+        let mut matcher =
+            Matcher { state, env: Arc::clone(&self.env), end_of_generation: self.end_of_generation.clone() };
         // The first mask shows whether the grammar can begin at all.
         if !matcher.is_finished() {
-            matcher
-                .compute_mask()
-                .map_err(|e| ConstraintError::Invalid(e.to_string()))?;
+            matcher.compute_mask().map_err(|e| ConstraintError::Invalid(e.to_string()))?;
         }
         Ok(matcher)
     }
@@ -150,15 +130,11 @@ fn json_schema(schema: &Value) -> Result<Value, ConstraintError> {
         Value::Bool(true) => json!({}),
         Value::Object(object) => Value::Object(object),
         _ => {
-            return Err(ConstraintError::Invalid(
-                "the schema is false: no JSON value satisfies it".to_owned(),
-            ));
+            return Err(ConstraintError::Invalid("the schema is false: no JSON value satisfies it".to_owned()));
         }
     };
-    let options = JsonCompileOptions {
-        whitespace_pattern: Some(JSON_WHITESPACE.to_owned()),
-        ..JsonCompileOptions::default()
-    };
+    let options =
+        JsonCompileOptions { whitespace_pattern: Some(JSON_WHITESPACE.to_owned()), ..JsonCompileOptions::default() };
     options.apply_to(&mut schema);
     Ok(schema)
 }
@@ -169,12 +145,7 @@ fn invalid(error: impl std::fmt::Display) -> ConstraintError {
 
 /// The first line of a message, without llguidance's dump of its state.
 fn one_line(message: &str) -> String {
-    message
-        .split("<non-verbose/>")
-        .next()
-        .unwrap_or(message)
-        .trim()
-        .replace('\n', "; ")
+    message.split("<non-verbose/>").next().unwrap_or(message).trim().replace('\n', "; ")
 }
 
 #[derive(Clone)]
@@ -197,9 +168,7 @@ impl std::fmt::Debug for Matcher {
             State::Llguidance(_) => "llguidance",
             State::Gbnf(_) => "gbnf",
         };
-        f.debug_struct("Matcher")
-            .field("kind", &kind)
-            .finish_non_exhaustive()
+        f.debug_struct("Matcher").field("kind", &kind).finish_non_exhaustive()
     }
 }
 
@@ -213,11 +182,7 @@ impl Matcher {
                 let mut mask = m.mask(self.env.tok_trie())?;
                 // A token that ends the answer is no text, whatever the grammar says of its bytes.
                 for &id in &self.end_of_generation {
-                    if m.is_accepting() {
-                        mask.allow_token(id)
-                    } else {
-                        mask.disallow_token(id)
-                    }
+                    if m.is_accepting() { mask.allow_token(id) } else { mask.disallow_token(id) }
                 }
                 mask
             }

@@ -66,32 +66,13 @@ const ANNOTATIONS: [&str; 20] = [
 ];
 
 /// Annotations that the compiler refuses or that mean nothing to it; they are taken out.
-const REMOVED: [&str; 6] = [
-    "deprecated",
-    "contentSchema",
-    "$vocabulary",
-    "discriminator",
-    "externalDocs",
-    "xml",
-];
+const REMOVED: [&str; 6] = ["deprecated", "contentSchema", "$vocabulary", "discriminator", "externalDocs", "xml"];
 
 /// Text formats that the compiler enforces.
-const FORMATS: [&str; 10] = [
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
-];
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-const TYPES: [&str; 7] = [
-    "null", "boolean", "number", "integer", "string", "array", "object",
-];
+const TYPES: [&str; 7] = ["null", "boolean", "number", "integer", "string", "array", "object"];
 
 /// Deepest nesting of a schema.
 const MAX_DEPTH: usize = 100;
@@ -100,11 +81,7 @@ const MAX_DEPTH: usize = 100;
 ///
 /// Errors name the keyword by its path from the field, as in `properties.a.not`.
 pub(super) fn enforceable(schema: &Value) -> Result<Value, ConstraintError> {
-    let mut check = Check {
-        root: schema,
-        seen: HashSet::new(),
-        old_draft: is_old_draft(schema),
-    };
+    let mut check = Check { root: schema, seen: HashSet::new(), old_draft: is_old_draft(schema) };
     check.schema(schema, "", "", 0)?;
     let mut cleaned = schema.clone();
     for pointer in &check.seen {
@@ -116,20 +93,13 @@ pub(super) fn enforceable(schema: &Value) -> Result<Value, ConstraintError> {
 }
 
 fn is_removed(key: &str, value: &Value) -> bool {
-    REMOVED.contains(&key)
-        || key.starts_with("x-")
-        || (key == "uniqueItems" && *value == Value::Bool(false))
+    REMOVED.contains(&key) || key.starts_with("x-") || (key == "uniqueItems" && *value == Value::Bool(false))
 }
 
 /// Drafts before 2020-12 write tuples as `items` arrays and do not know `prefixItems`.
 fn is_old_draft(schema: &Value) -> bool {
-    let draft = schema
-        .get("$schema")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    ["draft-03", "draft-04", "draft-06", "draft-07", "2019-09"]
-        .iter()
-        .any(|old| draft.contains(old))
+    let draft = schema.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    ["draft-03", "draft-04", "draft-06", "draft-07", "2019-09"].iter().any(|old| draft.contains(old))
 }
 
 struct Check<'a> {
@@ -140,11 +110,7 @@ struct Check<'a> {
 }
 
 fn at(path: &str, key: &str) -> String {
-    if path.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{path}.{key}")
-    }
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 fn pointer_to(pointer: &str, key: &str) -> String {
@@ -152,27 +118,15 @@ fn pointer_to(pointer: &str, key: &str) -> String {
 }
 
 impl<'a> Check<'a> {
-    fn schema(
-        &mut self,
-        schema: &'a Value,
-        path: &str,
-        pointer: &str,
-        depth: usize,
-    ) -> Result<(), ConstraintError> {
+    fn schema(&mut self, schema: &'a Value, path: &str, pointer: &str, depth: usize) -> Result<(), ConstraintError> {
         if depth > MAX_DEPTH {
-            return Err(refuse(
-                path,
-                format!("the schema is nested deeper than {MAX_DEPTH} levels"),
-            ));
+            return Err(refuse(path, format!("the schema is nested deeper than {MAX_DEPTH} levels")));
         }
         let object = match schema {
             Value::Bool(_) => return Ok(()),
             Value::Object(object) => object,
             _ => {
-                return Err(refuse(
-                    path,
-                    "a schema must be an object, true or false".to_owned(),
-                ));
+                return Err(refuse(path, "a schema must be an object, true or false".to_owned()));
             }
         };
         if !self.seen.insert(pointer.to_owned()) {
@@ -201,29 +155,23 @@ impl<'a> Check<'a> {
                 if key == "prefixItems" && (self.old_draft || uses_old_tuples(object)) {
                     return Err(refuse(
                         &here,
-                        "prefixItems cannot be combined with the tuples of an older draft"
-                            .to_owned(),
+                        "prefixItems cannot be combined with the tuples of an older draft".to_owned(),
                     ));
                 }
                 self.schemas_in_list(value, &here, &below, depth)
             }
             "items" if value.is_array() => self.schemas_in_list(value, &here, &below, depth),
-            "items" | "additionalItems" | "additionalProperties" => {
-                self.schema(value, &here, &below, depth + 1)
-            }
+            "items" | "additionalItems" | "additionalProperties" => self.schema(value, &here, &below, depth + 1),
             "$ref" => self.reference(value, &here, depth),
             "type" => check_type(value, &here),
             "format" => check_format(object, value, &here),
             "$id" | "id" if pointer.is_empty() => Ok(()),
-            "$id" | "id" => Err(refuse(
-                &here,
-                "a schema with an identifier of its own inside another is not supported".to_owned(),
-            )),
+            "$id" | "id" => {
+                Err(refuse(&here, "a schema with an identifier of its own inside another is not supported".to_owned()))
+            }
             "uniqueItems" if *value == Value::Bool(false) => Ok(()),
             "x-guidance" => Err(unsupported(&here, key)),
-            _ if ENFORCED.contains(&key) || ANNOTATIONS.contains(&key) || key.starts_with("x-") => {
-                Ok(())
-            }
+            _ if ENFORCED.contains(&key) || ANNOTATIONS.contains(&key) || key.starts_with("x-") => Ok(()),
             _ => Err(unsupported(&here, key)),
         }
     }
@@ -239,12 +187,7 @@ impl<'a> Check<'a> {
             return Err(refuse(path, "expected an object of schemas".to_owned()));
         };
         for (name, schema) in schemas {
-            self.schema(
-                schema,
-                &at(path, name),
-                &pointer_to(pointer, name),
-                depth + 1,
-            )?;
+            self.schema(schema, &at(path, name), &pointer_to(pointer, name), depth + 1)?;
         }
         Ok(())
     }
@@ -260,23 +203,13 @@ impl<'a> Check<'a> {
             return Err(refuse(path, "expected an array of schemas".to_owned()));
         };
         for (i, schema) in schemas.iter().enumerate() {
-            self.schema(
-                schema,
-                &format!("{path}[{i}]"),
-                &format!("{pointer}/{i}"),
-                depth + 1,
-            )?;
+            self.schema(schema, &format!("{path}[{i}]"), &format!("{pointer}/{i}"), depth + 1)?;
         }
         Ok(())
     }
 
     /// Only references within the schema are followed, so that a request cannot make the server fetch anything.
-    fn reference(
-        &mut self,
-        value: &'a Value,
-        path: &str,
-        depth: usize,
-    ) -> Result<(), ConstraintError> {
+    fn reference(&mut self, value: &'a Value, path: &str, depth: usize) -> Result<(), ConstraintError> {
         let Some(reference) = value.as_str() else {
             return Err(refuse(path, "expected a text".to_owned()));
         };
@@ -285,9 +218,7 @@ impl<'a> Check<'a> {
             _ => {
                 return Err(refuse(
                     path,
-                    format!(
-                        "{reference:?} does not point into the schema itself, as in \"#/$defs/name\""
-                    ),
+                    format!("{reference:?} does not point into the schema itself, as in \"#/$defs/name\""),
                 ));
             }
         };
@@ -308,25 +239,16 @@ fn check_type(value: &Value, path: &str) -> Result<(), ConstraintError> {
         Value::Array(names) => names.iter().collect(),
         name => vec![name],
     };
-    let unknown = names
-        .iter()
-        .find(|name| !name.as_str().is_some_and(|name| TYPES.contains(&name)));
+    let unknown = names.iter().find(|name| !name.as_str().is_some_and(|name| TYPES.contains(&name)));
     match unknown {
-        Some(name) => Err(refuse(
-            path,
-            format!("{name} is no type; there are {}", TYPES.join(", ")),
-        )),
+        Some(name) => Err(refuse(path, format!("{name} is no type; there are {}", TYPES.join(", ")))),
         None if names.is_empty() => Err(refuse(path, "the list of types is empty".to_owned())),
         None => Ok(()),
     }
 }
 
 /// A format says something about strings only; of other types it is an annotation (`int64`, `double`).
-fn check_format(
-    object: &Map<String, Value>,
-    value: &Value,
-    path: &str,
-) -> Result<(), ConstraintError> {
+fn check_format(object: &Map<String, Value>, value: &Value, path: &str) -> Result<(), ConstraintError> {
     let may_be_string = match object.get("type") {
         Some(Value::String(name)) => name == "string",
         Some(Value::Array(names)) => names.iter().any(|name| name == "string"),
@@ -334,28 +256,16 @@ fn check_format(
     };
     match value.as_str() {
         Some(format) if !may_be_string || FORMATS.contains(&format) => Ok(()),
-        _ => Err(refuse(
-            path,
-            format!(
-                "the format {value} cannot be enforced; there are {}",
-                FORMATS.join(", ")
-            ),
-        )),
+        _ => Err(refuse(path, format!("the format {value} cannot be enforced; there are {}", FORMATS.join(", ")))),
     }
 }
 
 fn unsupported(path: &str, key: &str) -> ConstraintError {
-    refuse(
-        path,
-        format!("the keyword `{key}` cannot be enforced; leave it out or express it otherwise"),
-    )
+    refuse(path, format!("the keyword `{key}` cannot be enforced; leave it out or express it otherwise"))
 }
 
 fn refuse(path: &str, message: String) -> ConstraintError {
-    ConstraintError::Schema {
-        path: path.to_owned(),
-        message,
-    }
+    ConstraintError::Schema { path: path.to_owned(), message }
 }
 
 #[cfg(test)]
@@ -374,36 +284,21 @@ mod tests {
     #[test]
     fn a_keyword_that_cannot_be_enforced_is_named_by_its_path() {
         for (schema, path) in [
-            (
-                json!({"properties": {"a": {"$dynamicRef": "#x"}}}),
-                "properties.a.$dynamicRef",
-            ),
+            (json!({"properties": {"a": {"$dynamicRef": "#x"}}}), "properties.a.$dynamicRef"),
             (json!({"items": {"not": {}}}), "items.not"),
             (json!({"anyOf": [{}, {"if": {}}]}), "anyOf[1].if"),
             (json!({"uniqueItems": true}), "uniqueItems"),
             (json!({"nullable": true}), "nullable"),
             (json!({"x-guidance": {"lenient": true}}), "x-guidance"),
-            (
-                json!({"additionalProperties": {"contains": {}}}),
-                "additionalProperties.contains",
-            ),
-            (
-                json!({"$ref": "#/$defs/a", "$defs": {"a": {"minContains": 1}}}),
-                "$defs.a.minContains",
-            ),
+            (json!({"additionalProperties": {"contains": {}}}), "additionalProperties.contains"),
+            (json!({"$ref": "#/$defs/a", "$defs": {"a": {"minContains": 1}}}), "$defs.a.minContains"),
             (json!({"$ref": "https://example.com/s"}), "$ref"),
             (json!({"$ref": "#/$defs/none"}), "$ref"),
             (json!({"type": "strin"}), "type"),
             (json!({"type": "string", "format": "binary"}), "format"),
             (json!({"properties": {"a": 1}}), "properties.a"),
-            (
-                json!({"properties": {"a": {"$id": "x"}}}),
-                "properties.a.$id",
-            ),
-            (
-                json!({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": []}),
-                "prefixItems",
-            ),
+            (json!({"properties": {"a": {"$id": "x"}}}), "properties.a.$id"),
+            (json!({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": []}), "prefixItems"),
         ] {
             assert_eq!(refused_at(&schema), path, "{schema}");
         }

@@ -32,10 +32,7 @@ fn read(matcher: &mut Matcher, text: &str) -> (String, bool) {
         }
         matcher.commit(byte.into()).unwrap();
     }
-    (
-        text.to_owned(),
-        matcher.compute_mask().unwrap().is_allowed(EOS),
-    )
+    (text.to_owned(), matcher.compute_mask().unwrap().is_allowed(EOS))
 }
 
 fn takes(grammar: Grammar<'_>, text: &str) -> bool {
@@ -50,19 +47,10 @@ fn a_schema_lets_only_valid_objects_through() {
         "required": ["name", "age"],
         "additionalProperties": false,
     });
-    assert!(takes(
-        Grammar::JsonSchema(&schema),
-        r#"{"name": "Ada", "age": 36}"#
-    ));
-    assert!(takes(
-        Grammar::JsonSchema(&schema),
-        "{\n  \"name\": \"Ada\",\n  \"age\": 36\n}"
-    ));
+    assert!(takes(Grammar::JsonSchema(&schema), r#"{"name": "Ada", "age": 36}"#));
+    assert!(takes(Grammar::JsonSchema(&schema), "{\n  \"name\": \"Ada\",\n  \"age\": 36\n}"));
     assert!(!takes(Grammar::JsonSchema(&schema), r#"{"name": "Ada"}"#));
-    assert!(!takes(
-        Grammar::JsonSchema(&schema),
-        r#"{"name": "Ada", "age": -1}"#
-    ));
+    assert!(!takes(Grammar::JsonSchema(&schema), r#"{"name": "Ada", "age": -1}"#));
     assert!(!takes(Grammar::JsonSchema(&schema), r#"[]"#));
 }
 
@@ -93,42 +81,17 @@ fn whitespace_cannot_go_on_without_end() {
 
 #[test]
 fn a_schema_that_cannot_be_enforced_is_refused_with_the_path() {
-    let error = compile(Grammar::JsonSchema(
-        &json!({"properties": {"a": {"not": {}}}}),
-    ))
-    .unwrap_err();
-    assert!(
-        matches!(&error, ConstraintError::Schema { path, .. } if path == "properties.a.not"),
-        "{error}"
-    );
-    for schema in [
-        json!({"enum": []}),
-        json!({"type": "string", "pattern": "("}),
-        json!(false),
-        json!(3),
-    ] {
+    let error = compile(Grammar::JsonSchema(&json!({"properties": {"a": {"not": {}}}}))).unwrap_err();
+    assert!(matches!(&error, ConstraintError::Schema { path, .. } if path == "properties.a.not"), "{error}");
+    for schema in [json!({"enum": []}), json!({"type": "string", "pattern": "("}), json!(false), json!(3)] {
         compile(Grammar::JsonSchema(&schema)).expect_err(&schema.to_string());
     }
 }
 
 #[test]
 fn every_format_that_is_promised_compiles() {
-    for format in [
-        "date-time",
-        "time",
-        "date",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "uuid",
-        "uri",
-    ] {
-        compile(Grammar::JsonSchema(
-            &json!({"type": "string", "format": format}),
-        ))
-        .expect(format);
+    for format in ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"] {
+        compile(Grammar::JsonSchema(&json!({"type": "string", "format": format}))).expect(format);
     }
 }
 
@@ -146,9 +109,7 @@ fn gbnf_uses_long_tokens_and_ends_only_where_it_may() {
     let mut matcher = compile(Grammar::Gbnf("root ::= \"abc\" [x]")).unwrap();
     let mask = matcher.compute_mask().unwrap();
     assert!(mask.is_allowed(ABC) && mask.is_allowed(b'a'.into()));
-    assert!(
-        !mask.is_allowed(EOS) && !mask.is_allowed(BRACE_QUOTE) && !mask.is_allowed(b'b'.into())
-    );
+    assert!(!mask.is_allowed(EOS) && !mask.is_allowed(BRACE_QUOTE) && !mask.is_allowed(b'b'.into()));
     matcher.commit(ABC).unwrap();
     assert!(!matcher.is_finished());
     matcher.commit(b'x'.into()).unwrap();
@@ -161,11 +122,8 @@ fn gbnf_uses_long_tokens_and_ends_only_where_it_may() {
 #[test]
 fn both_kinds_stop_when_nothing_can_follow() {
     let schema = json!({"const": true});
-    for grammar in [
-        Grammar::JsonSchema(&schema),
-        Grammar::Gbnf("root ::= \"true\""),
-        Grammar::Lark("start: \"true\""),
-    ] {
+    for grammar in [Grammar::JsonSchema(&schema), Grammar::Gbnf("root ::= \"true\""), Grammar::Lark("start: \"true\"")]
+    {
         let mut matcher = compile(grammar).unwrap();
         for byte in b"true" {
             assert!(!matcher.is_finished());
@@ -179,11 +137,7 @@ fn both_kinds_stop_when_nothing_can_follow() {
 
 #[test]
 fn a_token_that_the_mask_ruled_out_is_an_error_and_no_panic() {
-    for grammar in [
-        Grammar::Gbnf("root ::= \"a\""),
-        Grammar::Lark("start: \"a\""),
-        Grammar::JsonObject,
-    ] {
+    for grammar in [Grammar::Gbnf("root ::= \"a\""), Grammar::Lark("start: \"a\""), Grammar::JsonObject] {
         let mut matcher = compile(grammar).unwrap();
         assert!(matcher.commit(b'!'.into()).is_err(), "{grammar:?}");
         for odd in [259, 260, 9999] {

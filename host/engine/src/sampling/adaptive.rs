@@ -25,13 +25,7 @@ impl Adaptive {
         let decay = decay.clamp(0.0, 0.99);
         let target = target.clamp(0.0, 1.0);
         let total_weight = 1.0 / (1.0 - decay);
-        Self {
-            target,
-            decay,
-            weighted_sum: target * total_weight,
-            total_weight,
-            original: Vec::new(),
-        }
+        Self { target, decay, weighted_sum: target * total_weight, total_weight, original: Vec::new() }
     }
 
     fn adapted_target(&self) -> f32 {

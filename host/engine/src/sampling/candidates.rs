@@ -80,10 +80,7 @@ impl Candidates {
     }
 
     pub(crate) fn max_logit(&self) -> f32 {
-        self.items
-            .iter()
-            .map(|c| c.logit)
-            .fold(f32::NEG_INFINITY, f32::max)
+        self.items.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max)
     }
 
     /// Sets each `p` to the probability among the candidates. The order is kept.
@@ -101,11 +98,7 @@ impl Candidates {
 
     /// Shannon entropy of the probabilities, in nats.
     pub(crate) fn entropy(&self) -> f32 {
-        self.items
-            .iter()
-            .filter(|c| c.p > 0.0)
-            .map(|c| -c.p * c.p.ln())
-            .sum()
+        self.items.iter().filter(|c| c.p > 0.0).map(|c| -c.p * c.p.ln()).sum()
     }
 
     /// The candidate at position `u` ∈ [0, 1) of the cumulated probabilities.
@@ -158,14 +151,7 @@ pub(crate) mod tests {
     fn a_quantile_falls_into_its_share() {
         let mut c = with_probabilities(&[0.25, 0.5, 0.25]);
         c.softmax();
-        for (u, id) in [
-            (0.0, 0),
-            (0.24, 0),
-            (0.26, 1),
-            (0.74, 1),
-            (0.76, 2),
-            (0.999_999_999, 2),
-        ] {
+        for (u, id) in [(0.0, 0), (0.24, 0), (0.26, 1), (0.74, 1), (0.76, 2), (0.999_999_999, 2)] {
             assert_eq!(c.at_quantile(u).unwrap().id, id, "u = {u}");
         }
     }

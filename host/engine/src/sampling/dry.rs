@@ -38,11 +38,7 @@ impl Dry {
         breakers: &[String],
         vocab: Arc<Vocab>,
     ) -> Self {
-        let breakers = breakers
-            .iter()
-            .filter(|b| !b.is_empty())
-            .map(|b| b.as_bytes().to_vec())
-            .collect();
+        let breakers = breakers.iter().filter(|b| !b.is_empty()).map(|b| b.as_bytes().to_vec()).collect();
         Self {
             multiplier,
             base,
@@ -67,9 +63,7 @@ impl Dry {
         // A breaker counts when its last byte is in the new token.
         let broke = self.breakers.iter().any(|b| {
             let from = known.saturating_sub(b.len() - 1);
-            self.tail[from..]
-                .windows(b.len())
-                .any(|w| w == b.as_slice())
+            self.tail[from..].windows(b.len()).any(|w| w == b.as_slice())
         });
         self.since_breaker = if broke { 0 } else { self.since_breaker + 1 };
         let longest = self.breakers.iter().map(Vec::len).max().unwrap_or(1);
@@ -90,18 +84,13 @@ impl Dry {
         if self.repeats.is_empty() {
             return;
         }
-        let max_exponent = if self.base > 1.000_001 {
-            MAX_LN / self.base.ln()
-        } else {
-            f32::INFINITY
-        };
+        let max_exponent = if self.base > 1.000_001 { MAX_LN / self.base.ln() } else { f32::INFINITY };
         for item in &mut c.items {
             if let Some(&length) = self.repeats.get(&item.id)
                 && !self.is_breaker(item.id)
             {
                 let exponent = ((length - self.allowed_length) as f32).min(max_exponent);
-                item.logit = (item.logit - self.multiplier * self.base.powf(exponent))
-                    .clamp(f32::MIN, f32::MAX);
+                item.logit = (item.logit - self.multiplier * self.base.powf(exponent)).clamp(f32::MIN, f32::MAX);
             }
         }
         c.disorder();
@@ -109,9 +98,7 @@ impl Dry {
 
     fn is_breaker(&self, token: u32) -> bool {
         let text = self.vocab.token_bytes(token);
-        self.breakers
-            .iter()
-            .any(|b| text.windows(b.len()).any(|w| w == b.as_slice()))
+        self.breakers.iter().any(|b| text.windows(b.len()).any(|w| w == b.as_slice()))
     }
 
     /// For each token that once followed a copy of the newest tokens: the length of the longest such copy.
@@ -125,11 +112,7 @@ impl Dry {
         self.z.resize(n, 0);
         let (mut left, mut right) = (0, 0);
         for i in 1..n {
-            let mut z = if i < right {
-                self.z[i - left].min(right - i)
-            } else {
-                0
-            };
+            let mut z = if i < right { self.z[i - left].min(right - i) } else { 0 };
             while i + z < n && at(z) == at(i + z) {
                 z += 1;
             }

@@ -17,12 +17,7 @@ pub(crate) struct Mirostat {
 
 impl Mirostat {
     pub(crate) fn new(tau: f32, eta: f32, n_vocab: usize) -> Self {
-        Self {
-            tau,
-            eta,
-            mu: 2.0 * tau,
-            n_vocab,
-        }
+        Self { tau, eta, mu: 2.0 * tau, n_vocab }
     }
 
     /// Version 1: estimates Zipf's exponent and from it the k of a top-k that gives the target surprise.
@@ -31,13 +26,8 @@ impl Mirostat {
         c.softmax();
         let s = zipf_exponent(c);
         let epsilon = s - 1.0;
-        let k =
-            (epsilon * self.mu.exp2() / (1.0 - (self.n_vocab as f32).powf(-epsilon))).powf(1.0 / s);
-        let k = if k.is_finite() {
-            (k as usize).max(1)
-        } else {
-            c.len()
-        };
+        let k = (epsilon * self.mu.exp2() / (1.0 - (self.n_vocab as f32).powf(-epsilon))).powf(1.0 / s);
+        let k = if k.is_finite() { (k as usize).max(1) } else { c.len() };
         c.keep_highest(k);
         c.softmax();
     }
@@ -46,11 +36,7 @@ impl Mirostat {
     pub(crate) fn truncate_v2(&self, c: &mut Candidates) {
         c.sort();
         c.softmax();
-        let keep = c
-            .items
-            .iter()
-            .take_while(|item| -item.p.log2() <= self.mu)
-            .count();
+        let keep = c.items.iter().take_while(|item| -item.p.log2() <= self.mu).count();
         c.truncate(keep.max(1));
         c.softmax();
     }
@@ -114,11 +100,7 @@ mod tests {
     #[test]
     fn the_bound_follows_the_error() {
         let mut m = Mirostat::new(2.0, 0.1, 4);
-        m.observe(&Candidate {
-            id: 0,
-            logit: 0.0,
-            p: 0.5,
-        });
+        m.observe(&Candidate { id: 0, logit: 0.0, p: 0.5 });
         assert!((m.mu - 4.1).abs() < 1e-6);
     }
 }

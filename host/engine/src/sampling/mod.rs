@@ -43,9 +43,7 @@ pub enum SampleError {
         value: f32,
     },
     /// Biases and constraint left nothing.
-    #[error(
-        "no token is left to choose from: logit_bias and the grammar rule out the whole vocabulary"
-    )]
+    #[error("no token is left to choose from: logit_bias and the grammar rule out the whole vocabulary")]
     NoCandidate,
     /// Logits of another vocabulary.
     #[error("{found} logits were given for a vocabulary of {expected} tokens")]
@@ -124,21 +122,13 @@ impl Sampler {
     /// Checks the parameters and starts a sampler with an empty history.
     pub fn new(params: SamplingParams, vocab: Arc<Vocab>) -> Result<Self, SampleError> {
         let params = params.checked(vocab.len())?;
-        let seed = if params.seed < 0 {
-            rand::rng().random()
-        } else {
-            params.seed as u32
-        };
+        let seed = if params.seed < 0 { rand::rng().random() } else { params.seed as u32 };
         Ok(Self {
             seed,
             rng: ChaCha12Rng::seed_from_u64(seed.into()),
             candidates: Candidates::default(),
             history: Vec::new(),
-            penalties: Penalties::new(
-                params.repeat_penalty,
-                params.frequency_penalty,
-                params.presence_penalty,
-            ),
+            penalties: Penalties::new(params.repeat_penalty, params.frequency_penalty, params.presence_penalty),
             penalty_window: window(params.repeat_last_n),
             dry: Dry::new(
                 params.dry_multiplier,
@@ -177,11 +167,8 @@ impl Sampler {
     pub fn accept(&mut self, token: u32) {
         self.history.push(token);
         if self.penalty_window > 0 {
-            let leaving = self
-                .history
-                .len()
-                .checked_sub(self.penalty_window.saturating_add(1))
-                .map(|i| self.history[i]);
+            let leaving =
+                self.history.len().checked_sub(self.penalty_window.saturating_add(1)).map(|i| self.history[i]);
             self.penalties.slide(token, leaving);
         }
         if self.dry.is_active() {
@@ -193,28 +180,18 @@ impl Sampler {
     ///
     /// `logits` has one entry a token and is left as the model made it but for biases; −∞ rules a token out, and so
     /// does a zero bit of `mask`. The drawn token is not yet part of the history: [`Sampler::accept`] adds it.
-    pub fn sample(
-        &mut self,
-        logits: &mut [f32],
-        mask: Option<&SimpleVob>,
-    ) -> Result<Sampled, SampleError> {
+    pub fn sample(&mut self, logits: &mut [f32], mask: Option<&SimpleVob>) -> Result<Sampled, SampleError> {
         self.check(logits)?;
         let raw = self.raw_probabilities(logits);
         self.apply_bias(logits);
         match mask {
-            Some(mask) => self.candidates.fill(logits, |id| {
-                (id as usize) < mask.len() && mask.is_allowed(id)
-            }),
+            Some(mask) => self.candidates.fill(logits, |id| (id as usize) < mask.len() && mask.is_allowed(id)),
             None => self.candidates.fill(logits, |_| true),
         }
         if self.candidates.len() == 0 {
             return Err(SampleError::NoCandidate);
         }
-        let drawn = if self.params.temperature <= 0.0 {
-            self.draw_greedy()
-        } else {
-            self.draw_by_chain()
-        };
+        let drawn = if self.params.temperature <= 0.0 { self.draw_greedy() } else { self.draw_by_chain() };
         let drawn = drawn.ok_or(SampleError::NoCandidate)?;
         Ok(match raw {
             Some(raw) => Sampled {
@@ -232,19 +209,10 @@ impl Sampler {
 
     fn check(&self, logits: &[f32]) -> Result<(), SampleError> {
         if logits.len() != self.vocab.len() {
-            return Err(SampleError::WrongLength {
-                found: logits.len(),
-                expected: self.vocab.len(),
-            });
+            return Err(SampleError::WrongLength { found: logits.len(), expected: self.vocab.len() });
         }
-        match logits
-            .iter()
-            .position(|l| l.is_nan() || *l == f32::INFINITY)
-        {
-            Some(i) => Err(SampleError::NotANumber {
-                token: i as u32,
-                value: logits[i],
-            }),
+        match logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
+            Some(i) => Err(SampleError::NotANumber { token: i as u32, value: logits[i] }),
             None => Ok(()),
         }
     }
@@ -253,16 +221,11 @@ impl Sampler {
         for &(id, bias) in &self.params.logit_bias {
             let logit = &mut logits[id as usize];
             // −∞ stays −∞: a banned token is not brought back by an infinite bias.
-            *logit = if *logit == f32::NEG_INFINITY {
-                *logit
-            } else {
-                (*logit + bias).min(f32::MAX)
-            };
+            *logit = if *logit == f32::NEG_INFINITY { *logit } else { (*logit + bias).min(f32::MAX) };
         }
-        if self.params.ignore_eos {
-            for &id in self.vocab.end_of_generation() {
-                logits[id as usize] = f32::NEG_INFINITY;
-            }
+        let banned_ends = if self.params.ignore_eos { self.vocab.end_of_generation() } else { &[] };
+        for &id in self.vocab.suppressed().iter().chain(banned_ends) {
+            logits[id as usize] = f32::NEG_INFINITY;
         }
     }
 
@@ -276,10 +239,7 @@ impl Sampler {
             match kind {
                 SamplerKind::Penalties => self.penalties.apply(&mut self.candidates),
                 SamplerKind::Dry => {
-                    self.dry.apply(
-                        &mut self.candidates,
-                        Self::recent(&self.history, self.dry_window),
-                    );
+                    self.dry.apply(&mut self.candidates, Self::recent(&self.history, self.dry_window));
                 }
                 _ => {}
             }
@@ -322,22 +282,14 @@ impl Sampler {
         let c = &mut self.candidates;
         match kind {
             SamplerKind::Penalties => self.penalties.apply(c),
-            SamplerKind::Dry => self
-                .dry
-                .apply(c, Self::recent(&self.history, self.dry_window)),
+            SamplerKind::Dry => self.dry.apply(c, Self::recent(&self.history, self.dry_window)),
             SamplerKind::TopNSigma => truncation::top_n_sigma(c, p.top_n_sigma, p.min_keep),
             SamplerKind::TopK => truncation::top_k(c, p.top_k as usize, p.min_keep),
             SamplerKind::TypicalP => truncation::typical(c, p.typical_p, p.min_keep),
             SamplerKind::TopP => truncation::top_p(c, p.top_p, p.min_keep),
             SamplerKind::MinP => truncation::min_p(c, p.min_p, p.min_keep),
             SamplerKind::Xtc if p.xtc_probability > 0.0 => {
-                xtc::xtc(
-                    c,
-                    p.xtc_probability,
-                    p.xtc_threshold,
-                    p.min_keep,
-                    self.rng.random(),
-                );
+                xtc::xtc(c, p.xtc_probability, p.xtc_threshold, p.min_keep, self.rng.random());
             }
             SamplerKind::Temperature => {
                 temperature::temperature(c, p.temperature, p.dynatemp_range, p.dynatemp_exponent);
@@ -351,8 +303,7 @@ impl Sampler {
     }
 
     fn raw_probabilities(&self, logits: &[f32]) -> Option<RawProbabilities> {
-        (self.params.n_probs > 0 && !self.params.post_sampling_probs)
-            .then(|| RawProbabilities::of(logits))
+        (self.params.n_probs > 0 && !self.params.post_sampling_probs).then(|| RawProbabilities::of(logits))
     }
 
     /// The most probable candidates that the chain left.
@@ -362,11 +313,7 @@ impl Sampler {
         }
         self.candidates.sort();
         let top = self.candidates.items.iter().take(self.params.n_probs);
-        top.map(|c| TokenProb {
-            id: c.id,
-            logprob: floor_ln(c.p),
-        })
-        .collect()
+        top.map(|c| TokenProb { id: c.id, logprob: floor_ln(c.p) }).collect()
     }
 }
 
@@ -384,10 +331,7 @@ impl RawProbabilities {
     fn of(logits: &[f32]) -> Self {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
-        Self {
-            logits: logits.to_vec(),
-            log_sum: max + sum.ln() as f32,
-        }
+        Self { logits: logits.to_vec(), log_sum: max + sum.ln() as f32 }
     }
 
     fn logprob(&self, id: u32) -> f32 {
@@ -398,14 +342,14 @@ impl RawProbabilities {
         let mut c = Candidates::default();
         c.fill(&self.logits, |_| true);
         c.keep_highest(n);
-        c.items
-            .iter()
-            .map(|c| TokenProb {
-                id: c.id,
-                logprob: self.logprob(c.id),
-            })
-            .collect()
+        c.items.iter().map(|c| TokenProb { id: c.id, logprob: self.logprob(c.id) }).collect()
     }
+}
+
+/// ln p of `token` in the softmax of a model's own logits, and the `n` most probable tokens.
+pub(crate) fn raw_logprobs(logits: &[f32], token: u32, n: usize) -> (f32, Vec<TokenProb>) {
+    let raw = RawProbabilities::of(logits);
+    (raw.logprob(token), raw.top(n))
 }
 
 #[cfg(test)]

@@ -33,12 +33,7 @@ const NAMES: [(SamplerKind, &str, char, &[&str]); 10] = [
     (SamplerKind::Dry, "dry", 'd', &[]),
     (SamplerKind::TopNSigma, "top_n_sigma", 's', &["top-n-sigma"]),
     (SamplerKind::TopK, "top_k", 'k', &["top-k"]),
-    (
-        SamplerKind::TypicalP,
-        "typ_p",
-        'y',
-        &["typical_p", "typical-p", "typ-p", "typ", "typical"],
-    ),
+    (SamplerKind::TypicalP, "typ_p", 'y', &["typical_p", "typical-p", "typ-p", "typ", "typical"]),
     (SamplerKind::TopP, "top_p", 'p', &["top-p", "nucleus"]),
     (SamplerKind::MinP, "min_p", 'm', &["min-p"]),
     (SamplerKind::Xtc, "xtc", 'x', &[]),
@@ -62,10 +57,7 @@ impl SamplerKind {
 
     /// The stage of a name or alias, `None` if there is none.
     pub fn from_name(name: &str) -> Option<Self> {
-        NAMES
-            .iter()
-            .find(|(_, n, _, aliases)| *n == name || aliases.contains(&name))
-            .map(|n| n.0)
+        NAMES.iter().find(|(_, n, _, aliases)| *n == name || aliases.contains(&name)).map(|n| n.0)
     }
 
     /// The stage of a letter of the short form, as in `edskypmxt`.
@@ -188,45 +180,21 @@ impl SamplingParams {
     /// Brings every field into its range: soft bounds are clamped, hard ones are errors that name the field.
     pub fn checked(mut self, n_vocab: usize) -> Result<Self, SampleError> {
         self.all_finite()?;
-        let hard = |field, found: f64, expected| SampleError::OutOfRange {
-            field,
-            found,
-            expected,
-        };
+        let hard = |field, found: f64, expected| SampleError::OutOfRange { field, found, expected };
         if self.repeat_last_n < -1 {
-            return Err(hard(
-                "repeat_last_n",
-                self.repeat_last_n.into(),
-                "-1 or more",
-            ));
+            return Err(hard("repeat_last_n", self.repeat_last_n.into(), "-1 or more"));
         }
         if self.dry_penalty_last_n < -1 {
-            return Err(hard(
-                "dry_penalty_last_n",
-                self.dry_penalty_last_n.into(),
-                "-1 or more",
-            ));
+            return Err(hard("dry_penalty_last_n", self.dry_penalty_last_n.into(), "-1 or more"));
         }
         if self.dry_sequence_breakers.is_empty() {
             return Err(hard("dry_sequence_breakers", 0.0, "at least one text"));
         }
         if !(0.0..=0.99).contains(&self.adaptive_decay) {
-            return Err(hard(
-                "adaptive_decay",
-                self.adaptive_decay.into(),
-                "0 to 0.99",
-            ));
+            return Err(hard("adaptive_decay", self.adaptive_decay.into(), "0 to 0.99"));
         }
-        if let Some(&(id, _)) = self
-            .logit_bias
-            .iter()
-            .find(|(id, _)| *id as usize >= n_vocab)
-        {
-            return Err(SampleError::UnknownToken {
-                field: "logit_bias",
-                id,
-                n_vocab,
-            });
+        if let Some(&(id, _)) = self.logit_bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
+            return Err(SampleError::UnknownToken { field: "logit_bias", id, n_vocab });
         }
         self.temperature = self.temperature.max(0.0);
         self.top_p = self.top_p.clamp(0.0, 1.0);
@@ -262,17 +230,11 @@ impl SamplingParams {
             ("adaptive_decay", self.adaptive_decay),
         ];
         match fields.into_iter().find(|(_, value)| !value.is_finite()) {
-            Some((field, value)) => Err(SampleError::OutOfRange {
-                field,
-                found: value.into(),
-                expected: "a finite number",
-            }),
+            Some((field, value)) => {
+                Err(SampleError::OutOfRange { field, found: value.into(), expected: "a finite number" })
+            }
             None if self.logit_bias.iter().any(|(_, bias)| bias.is_nan()) => {
-                Err(SampleError::OutOfRange {
-                    field: "logit_bias",
-                    found: f64::NAN,
-                    expected: "a number",
-                })
+                Err(SampleError::OutOfRange { field: "logit_bias", found: f64::NAN, expected: "a number" })
             }
             None => Ok(()),
         }

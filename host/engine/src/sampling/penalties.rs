@@ -15,12 +15,7 @@ pub(crate) struct Penalties {
 
 impl Penalties {
     pub(crate) fn new(repeat: f32, frequency: f32, presence: f32) -> Self {
-        Self {
-            repeat,
-            frequency,
-            presence,
-            counts: HashMap::new(),
-        }
+        Self { repeat, frequency, presence, counts: HashMap::new() }
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -47,11 +42,7 @@ impl Penalties {
         }
         for item in &mut c.items {
             if let Some(&count) = self.counts.get(&item.id) {
-                let scaled = if item.logit > 0.0 {
-                    item.logit / self.repeat
-                } else {
-                    item.logit * self.repeat
-                };
+                let scaled = if item.logit > 0.0 { item.logit / self.repeat } else { item.logit * self.repeat };
                 let loss = finite(count as f32 * self.frequency + self.presence);
                 item.logit = finite(finite(scaled) - loss);
             }
@@ -96,9 +87,6 @@ mod tests {
         let mut c = Candidates::default();
         c.fill(&[0.0, 0.0], |_| true);
         penalties.apply(&mut c);
-        assert_eq!(
-            c.items.iter().map(|c| c.logit).collect::<Vec<_>>(),
-            [0.0, -1.0]
-        );
+        assert_eq!(c.items.iter().map(|c| c.logit).collect::<Vec<_>>(), [0.0, -1.0]);
     }
 }

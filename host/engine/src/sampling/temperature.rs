@@ -62,11 +62,7 @@ mod tests {
         let mut flat = with_probabilities(&[0.25; 4]);
         flat.items[0].logit += 0.0;
         temperature(&mut flat, 1.0, 0.5, 1.0);
-        assert!(
-            probabilities(&mut flat)
-                .iter()
-                .all(|p| (p - 0.25).abs() < 1e-6)
-        );
+        assert!(probabilities(&mut flat).iter().all(|p| (p - 0.25).abs() < 1e-6));
 
         // Entropy of (0.8, 0.2) is 0.5004 nats = 0.72193 bits, so t = 0.5 + 1.0 · 0.72193 = 1.22193.
         let mut c = with_probabilities(&[0.8, 0.2]);

@@ -7,12 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn vocab(n: usize) -> Arc<Vocab> {
-    Arc::new(Vocab::new(
-        (0..n)
-            .map(|i| (format!("t{i}").into_bytes(), false))
-            .collect(),
-        &[0],
-    ))
+    Arc::new(Vocab::new((0..n).map(|i| (format!("t{i}").into_bytes(), false)).collect(), &[0]))
 }
 
 fn sampler(params: SamplingParams, n: usize) -> Sampler {
@@ -37,20 +32,14 @@ fn frequencies(mut sampler: Sampler, logits: &[f32], draws: usize) -> Vec<f64> {
     for _ in 0..draws {
         counts[sampler.sample(&mut logits.to_vec(), None).unwrap().token as usize] += 1;
     }
-    counts
-        .iter()
-        .map(|&c| f64::from(c) / draws as f64)
-        .collect()
+    counts.iter().map(|&c| f64::from(c) / draws as f64).collect()
 }
 
 #[test]
 fn without_truncation_the_draws_follow_the_softmax() {
     let p = [0.1f32, 0.2, 0.3, 0.4];
     let logits = p.map(f32::ln);
-    for (f, p) in frequencies(sampler(plain(), 4), &logits, 20_000)
-        .iter()
-        .zip(p)
-    {
+    for (f, p) in frequencies(sampler(plain(), 4), &logits, 20_000).iter().zip(p) {
         assert!((f - f64::from(p)).abs() < 0.015, "{f} for {p}");
     }
 }
@@ -59,9 +48,7 @@ fn without_truncation_the_draws_follow_the_softmax() {
 fn the_same_seed_draws_the_same_tokens_and_another_seed_others() {
     let draws = |seed| {
         let mut s = sampler(SamplingParams { seed, ..plain() }, 50);
-        (0..40)
-            .map(|_| s.sample(&mut [0.0; 50], None).unwrap().token)
-            .collect::<Vec<_>>()
+        (0..40).map(|_| s.sample(&mut [0.0; 50], None).unwrap().token).collect::<Vec<_>>()
     };
     assert_eq!(draws(1), draws(1));
     assert_ne!(draws(1), draws(2));
@@ -69,38 +56,16 @@ fn the_same_seed_draws_the_same_tokens_and_another_seed_others() {
 
 #[test]
 fn a_random_seed_is_reported_and_reproduces() {
-    let mut random = sampler(
-        SamplingParams {
-            seed: -1,
-            ..plain()
-        },
-        50,
-    );
-    let mut again = sampler(
-        SamplingParams {
-            seed: random.seed().into(),
-            ..plain()
-        },
-        50,
-    );
+    let mut random = sampler(SamplingParams { seed: -1, ..plain() }, 50);
+    let mut again = sampler(SamplingParams { seed: random.seed().into(), ..plain() }, 50);
     for _ in 0..20 {
-        assert_eq!(
-            random.sample(&mut [0.0; 50], None),
-            again.sample(&mut [0.0; 50], None)
-        );
+        assert_eq!(random.sample(&mut [0.0; 50], None), again.sample(&mut [0.0; 50], None));
     }
 }
 
 #[test]
 fn temperature_zero_takes_the_best_after_the_penalties() {
-    let mut s = sampler(
-        SamplingParams {
-            temperature: 0.0,
-            presence_penalty: 2.0,
-            ..SamplingParams::default()
-        },
-        3,
-    );
+    let mut s = sampler(SamplingParams { temperature: 0.0, presence_penalty: 2.0, ..SamplingParams::default() }, 3);
     assert_eq!(s.sample(&mut [1.0, 3.0, 2.0], None).unwrap().token, 1);
     s.accept(1);
     assert_eq!(s.sample(&mut [1.0, 3.0, 2.0], None).unwrap().token, 2);
@@ -108,111 +73,56 @@ fn temperature_zero_takes_the_best_after_the_penalties() {
 
 #[test]
 fn biases_ban_and_force() {
-    let mut params = SamplingParams {
-        temperature: 0.0,
-        ..SamplingParams::default()
-    };
+    let mut params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     params.logit_bias = vec![(1, f32::NEG_INFINITY), (0, 100.0)];
-    assert_eq!(
-        sampler(params, 3)
-            .sample(&mut [1.0, 3.0, 2.0], None)
-            .unwrap()
-            .token,
-        0
-    );
+    assert_eq!(sampler(params, 3).sample(&mut [1.0, 3.0, 2.0], None).unwrap().token, 0);
 }
 
 #[test]
 fn ignore_eos_bans_every_end_token() {
-    let params = SamplingParams {
-        temperature: 0.0,
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    assert_eq!(
-        sampler(params, 3)
-            .sample(&mut [9.0, 3.0, 2.0], None)
-            .unwrap()
-            .token,
-        1
-    );
+    let params = SamplingParams { temperature: 0.0, ignore_eos: true, ..SamplingParams::default() };
+    assert_eq!(sampler(params, 3).sample(&mut [9.0, 3.0, 2.0], None).unwrap().token, 1);
 }
 
 #[test]
 fn a_bias_for_a_token_outside_the_vocabulary_is_refused_by_name() {
-    let params = SamplingParams {
-        logit_bias: vec![(3, 1.0)],
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams { logit_bias: vec![(3, 1.0)], ..SamplingParams::default() };
     let error = Sampler::new(params, vocab(3)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "logit_bias names token 3, but the vocabulary has 3 tokens"
-    );
+    assert_eq!(error.to_string(), "logit_bias names token 3, but the vocabulary has 3 tokens");
 }
 
 #[test]
 fn the_mask_rules_out_even_the_best() {
     let mut mask = SimpleVob::alloc(3);
     mask.allow_token(2);
-    let mut s = sampler(
-        SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
-        3,
-    );
-    assert_eq!(
-        s.sample(&mut [9.0, 3.0, 2.0], Some(&mask)).unwrap().token,
-        2
-    );
+    let mut s = sampler(SamplingParams { temperature: 0.0, ..SamplingParams::default() }, 3);
+    assert_eq!(s.sample(&mut [9.0, 3.0, 2.0], Some(&mask)).unwrap().token, 2);
     mask.disallow_token(2);
-    assert_eq!(
-        s.sample(&mut [9.0, 3.0, 2.0], Some(&mask)),
-        Err(SampleError::NoCandidate)
-    );
+    assert_eq!(s.sample(&mut [9.0, 3.0, 2.0], Some(&mask)), Err(SampleError::NoCandidate));
 }
 
 #[test]
 fn nan_is_an_error_that_names_the_token() {
-    let error = sampler(plain(), 3)
-        .sample(&mut [0.0, f32::NAN, 0.0], None)
-        .unwrap_err();
+    let error = sampler(plain(), 3).sample(&mut [0.0, f32::NAN, 0.0], None).unwrap_err();
     assert!(error.to_string().contains("token 1"), "{error}");
 }
 
 /// Probabilities ¼, ¾; the bias does not show in the raw log-probabilities.
 #[test]
 fn logprobs_are_of_the_raw_logits() {
-    let params = SamplingParams {
-        n_probs: 2,
-        logit_bias: vec![(1, f32::NEG_INFINITY)],
-        ..plain()
-    };
-    let drawn = sampler(params, 2)
-        .sample(&mut [0.25f32.ln(), 0.75f32.ln()], None)
-        .unwrap();
+    let params = SamplingParams { n_probs: 2, logit_bias: vec![(1, f32::NEG_INFINITY)], ..plain() };
+    let drawn = sampler(params, 2).sample(&mut [0.25f32.ln(), 0.75f32.ln()], None).unwrap();
     assert_eq!(drawn.token, 0);
     assert!((drawn.logprob.unwrap() - 0.25f32.ln()).abs() < 1e-6);
-    assert_eq!(
-        drawn.top_logprobs.iter().map(|t| t.id).collect::<Vec<_>>(),
-        [1, 0]
-    );
+    assert_eq!(drawn.top_logprobs.iter().map(|t| t.id).collect::<Vec<_>>(), [1, 0]);
     assert!((drawn.top_logprobs[0].logprob - 0.75f32.ln()).abs() < 1e-6);
 }
 
 /// Top-k 2 of ½, ¼, ¼ leaves ⅔ and ⅓.
 #[test]
 fn post_sampling_probs_are_what_the_chain_left() {
-    let params = SamplingParams {
-        n_probs: 5,
-        post_sampling_probs: true,
-        top_k: 2,
-        ..plain()
-    };
-    let drawn = sampler(params, 3)
-        .sample(&mut [0.5f32.ln(), 0.25f32.ln(), 0.25f32.ln()], None)
-        .unwrap();
+    let params = SamplingParams { n_probs: 5, post_sampling_probs: true, top_k: 2, ..plain() };
+    let drawn = sampler(params, 3).sample(&mut [0.5f32.ln(), 0.25f32.ln(), 0.25f32.ln()], None).unwrap();
     let p: Vec<f32> = drawn.top_logprobs.iter().map(|t| t.logprob.exp()).collect();
     assert_eq!(p.len(), 2);
     assert!((p[0] - 2.0 / 3.0).abs() < 1e-6 && (p[1] - 1.0 / 3.0).abs() < 1e-6);
@@ -229,21 +139,14 @@ fn forks_share_the_history_and_draw_differently() {
     let mut parent = sampler(plain(), 50);
     parent.accept(3);
     let (mut a, mut b) = (parent.fork(0), parent.fork(1));
-    let draws = |s: &mut Sampler| {
-        (0..20)
-            .map(|_| s.sample(&mut [0.0; 50], None).unwrap().token)
-            .collect::<Vec<_>>()
-    };
+    let draws = |s: &mut Sampler| (0..20).map(|_| s.sample(&mut [0.0; 50], None).unwrap().token).collect::<Vec<_>>();
     assert_eq!(draws(&mut parent), draws(&mut a));
     assert_ne!(draws(&mut a), draws(&mut b));
 }
 
 #[test]
 fn sampler_names_and_letters_agree() {
-    let letters: Vec<_> = "edskypmxt"
-        .chars()
-        .filter_map(SamplerKind::from_letter)
-        .collect();
+    let letters: Vec<_> = "edskypmxt".chars().filter_map(SamplerKind::from_letter).collect();
     assert_eq!(letters, SamplerKind::DEFAULT_ORDER);
     for kind in SamplerKind::DEFAULT_ORDER {
         assert_eq!(SamplerKind::from_name(kind.name()), Some(kind));
@@ -257,15 +160,7 @@ fn any_kind() -> impl Strategy<Value = SamplerKind> {
 
 /// Ordinary values and the ends of each range.
 fn number() -> impl Strategy<Value = f32> {
-    prop_oneof![
-        -2.0f32..3.0,
-        Just(0.0),
-        Just(1.0),
-        Just(-1.0),
-        Just(f32::MAX),
-        Just(f32::MIN),
-        Just(1e-30),
-    ]
+    prop_oneof![-2.0f32..3.0, Just(0.0), Just(1.0), Just(-1.0), Just(f32::MAX), Just(f32::MIN), Just(1e-30),]
 }
 
 prop_compose! {
@@ -316,13 +211,7 @@ prop_compose! {
 }
 
 fn logit() -> impl Strategy<Value = f32> {
-    prop_oneof![
-        -10.0f32..10.0,
-        Just(f32::NEG_INFINITY),
-        Just(0.0),
-        Just(-1e30),
-        Just(3e38)
-    ]
+    prop_oneof![-10.0f32..10.0, Just(f32::NEG_INFINITY), Just(0.0), Just(-1e30), Just(3e38)]
 }
 
 proptest! {

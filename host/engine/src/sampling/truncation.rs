@@ -50,24 +50,10 @@ pub(crate) fn top_n_sigma(c: &mut Candidates, n: f32, min_keep: usize) {
         return;
     }
     let count = c.len() as f64;
-    let mean = c
-        .items
-        .iter()
-        .map(|item| f64::from(item.logit))
-        .sum::<f64>()
-        / count;
-    let variance = c
-        .items
-        .iter()
-        .map(|item| (f64::from(item.logit) - mean).powi(2))
-        .sum::<f64>()
-        / count;
+    let mean = c.items.iter().map(|item| f64::from(item.logit)).sum::<f64>() / count;
+    let variance = c.items.iter().map(|item| (f64::from(item.logit) - mean).powi(2)).sum::<f64>() / count;
     let floor = f64::from(c.max_logit()) - f64::from(n) * variance.sqrt();
-    let above = c
-        .items
-        .iter()
-        .filter(|item| f64::from(item.logit) >= floor)
-        .count();
+    let above = c.items.iter().filter(|item| f64::from(item.logit) >= floor).count();
     if above >= min_keep.max(1) {
         c.retain(|item| f64::from(item.logit) >= floor);
     } else {
@@ -84,11 +70,7 @@ pub(crate) fn typical(c: &mut Candidates, p: f32, min_keep: usize) {
     c.softmax();
     let entropy = c.entropy();
     let distance = |p: f32| (-p.max(f32::MIN_POSITIVE).ln() - entropy).abs();
-    c.items.sort_unstable_by(|a, b| {
-        distance(a.p)
-            .total_cmp(&distance(b.p))
-            .then(a.id.cmp(&b.id))
-    });
+    c.items.sort_unstable_by(|a, b| distance(a.p).total_cmp(&distance(b.p)).then(a.id.cmp(&b.id)));
     c.disorder();
     let mut sum = 0f32;
     let mut keep = c.len();

@@ -4,23 +4,13 @@ use super::candidates::Candidates;
 
 /// If `chance` (a uniform draw from [0, 1)) is below `probability`, drops every candidate of at least `threshold`
 /// except the least probable of these. A threshold above one half can never hold twice and turns the sampler off.
-pub(crate) fn xtc(
-    c: &mut Candidates,
-    probability: f32,
-    threshold: f32,
-    min_keep: usize,
-    chance: f32,
-) {
+pub(crate) fn xtc(c: &mut Candidates, probability: f32, threshold: f32, min_keep: usize, chance: f32) {
     if probability <= 0.0 || threshold > 0.5 || c.len() < 2 || chance >= probability {
         return;
     }
     c.sort();
     c.softmax();
-    let likely = c
-        .items
-        .iter()
-        .take_while(|item| item.p >= threshold)
-        .count();
+    let likely = c.items.iter().take_while(|item| item.p >= threshold).count();
     let dropped = likely.saturating_sub(1);
     if dropped > 0 && c.len() - dropped >= min_keep {
         c.drop_first(dropped);

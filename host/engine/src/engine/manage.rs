@@ -1,0 +1,146 @@
+//! What is no generation: the slots as others see them, their files, and the numbers of the moment.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use opencoti_kv::{SeqId, StateError};
+
+use super::Core;
+use super::choice::{Choice, Phase};
+use crate::api::{EngineError, SlotFile, SlotInfo, SlotTask, Stats, StoreStats};
+
+impl Core {
+    pub(crate) fn slot_infos(&self) -> Vec<SlotInfo> {
+        let info = |(id, slot): (usize, &super::slots::Slot)| {
+            let seq = slot.choice.as_ref().map(|c| c.seq).or(slot.last);
+            SlotInfo {
+                id: id as u32,
+                n_ctx: self.config.n_ctx as u32,
+                task: slot.choice.as_ref().map(task),
+                n_cached: seq.and_then(|seq| self.cache.committed(seq).ok()).unwrap_or(0) as u32,
+                session_id: slot.session.clone(),
+            }
+        };
+        self.slots.iter().enumerate().map(info).collect()
+    }
+
+    /// Writes what is cached for a slot's last sequence to a file.
+    pub(crate) fn save_slot(&mut self, slot: u32, path: &Path) -> Result<SlotFile, EngineError> {
+        let began = Instant::now();
+        let seq = self.idle_sequence(slot)?.ok_or_else(|| {
+            EngineError::NotFound(format!("slot {slot} has nothing to save: no sequence is cached for it"))
+        })?;
+        let n_tokens = self.cache.committed(seq).map_err(internal)? as u32;
+        let refused = |e: &dyn std::fmt::Display| {
+            EngineError::Internal(format!("slot {slot} could not be saved to `{}`: {e}", path.display()))
+        };
+        let mut file = BufWriter::new(File::create(path).map_err(|e| refused(&e))?);
+        let n_bytes = self.cache.save(seq, &mut file, &self.model).map_err(|e| refused(&e))?;
+        file.flush().map_err(|e| refused(&e))?;
+        Ok(SlotFile { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
+    }
+
+    /// Puts the sequence of a file in the place of a slot's last one.
+    pub(crate) fn restore_slot(&mut self, slot: u32, path: &Path) -> Result<SlotFile, EngineError> {
+        let began = Instant::now();
+        self.idle_sequence(slot)?;
+        let file = File::open(path).map_err(|e| {
+            EngineError::NotFound(format!("the state file `{}` could not be opened: {e}", path.display()))
+        })?;
+        let n_bytes = file.metadata().map(|m| m.len()).unwrap_or(0);
+        let seq =
+            self.cache.restore(&mut BufReader::new(file), &self.model).map_err(|e| self.refused_state(path, e))?;
+        let n_tokens = self.cache.committed(seq).map_err(internal)? as u32;
+        self.forget(slot);
+        self.retain(slot as usize, seq);
+        Ok(SlotFile { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
+    }
+
+    /// Drops what is cached for a slot's last sequence.
+    pub(crate) fn erase_slot(&mut self, slot: u32) -> Result<SlotFile, EngineError> {
+        let began = Instant::now();
+        let n_tokens = match self.idle_sequence(slot)? {
+            Some(seq) => self.cache.committed(seq).map_err(internal)? as u32,
+            None => 0,
+        };
+        self.forget(slot);
+        Ok(SlotFile { n_tokens, n_bytes: 0, ms: began.elapsed().as_secs_f64() * 1e3 })
+    }
+
+    /// The sequence kept for an idle slot, if the cache still has it.
+    fn idle_sequence(&self, slot: u32) -> Result<Option<SeqId>, EngineError> {
+        let n_slots = self.slots.len();
+        let place = self.slots.get(slot as usize).ok_or_else(|| {
+            EngineError::NotFound(format!("there is no slot {slot}; there are {n_slots}, counted from 0"))
+        })?;
+        match &place.choice {
+            Some(_) => {
+                Err(EngineError::Unavailable(format!("slot {slot} is running a request; try again when it is idle")))
+            }
+            None => Ok(place.last.filter(|&seq| self.cache.committed(seq).is_ok())),
+        }
+    }
+
+    fn forget(&mut self, slot: u32) {
+        if let Some(seq) = self.slots[slot as usize].last.take() {
+            // The cache may have evicted it already.
+            let _ = self.cache.release(seq);
+        }
+    }
+
+    fn refused_state(&self, path: &Path, error: StateError) -> EngineError {
+        match error {
+            StateError::Cache(error) => self.no_room(error),
+            error => EngineError::Invalid {
+                field: Some("filename".to_owned()),
+                message: format!("`{}`: {error}", path.display()),
+            },
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let tokens = |pages: usize| opencoti_kv::StoreStats::tokens(pages) as u64;
+        let groups = &self.cache.config().groups;
+        let stores = self.cache.stats().into_iter().map(|s| {
+            let codec = |side: fn(&opencoti_kv::GroupConfig) -> &str| {
+                groups.iter().find(|g| g.name == s.name).map(side).unwrap_or_default().to_owned()
+            };
+            StoreStats {
+                codecs: (codec(|g| g.k.name()), codec(|g| g.v.name())),
+                cells_total: tokens(s.total),
+                cells_used: tokens(s.total - s.free),
+                cells_shared: tokens(s.shared),
+                cells_reclaimable: tokens(s.reclaimable),
+                bytes: (s.total as u64).saturating_mul(s.page_bytes as u64),
+                name: s.name,
+            }
+        });
+        Stats {
+            stores: stores.collect(),
+            processing: self.slots.iter().filter(|s| s.choice.is_some()).count() as u32,
+            deferred: self.queue.len() as u32,
+            retained: self.cache.idle_sequences() as u32,
+        }
+    }
+}
+
+fn task(choice: &Choice) -> SlotTask {
+    let request = &choice.task.request;
+    let fed = if choice.phase == Phase::Sibling { 0 } else { choice.fed };
+    SlotTask {
+        id: choice.task.id,
+        n_prompt_tokens: request.prompt.len() as u32,
+        n_prompt_tokens_processed: fed as u32,
+        n_prompt_tokens_cache: choice.cached as u32,
+        n_decoded: choice.n_decoded,
+        n_remain: request.n_predict.map(|n| n.saturating_sub(choice.n_decoded)),
+        has_new_line: choice.text.has_new_line(),
+        sampling: choice.sampler.params().clone(),
+    }
+}
+
+fn internal(error: impl std::fmt::Display) -> EngineError {
+    EngineError::Internal(error.to_string())
+}

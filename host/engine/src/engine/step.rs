@@ -1,0 +1,416 @@
+//! A step: who takes part, room in the cache, the run, and what everybody gets of it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use opencoti_compute::plan::Step;
+use opencoti_kv::{BatchItem, KvError, Outputs, Planned, Prefix, SeqId};
+
+use super::choice::{Phase, Progress};
+use super::embed::EmbedJob;
+use super::slots::Slot;
+use super::{Core, Engine};
+use crate::api::{EngineError, Event, RequestId, StopReason, TokenProb, TokenProbs};
+use crate::runner::{StepOutputs, StepRunner};
+use crate::sampling::raw_logprobs;
+use crate::scheduler::{Prompt, share};
+use crate::vocab::Vocab;
+
+/// Who a run of rows belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Slot(usize),
+    /// The embeddings request at the front.
+    Embed,
+}
+
+/// A run of rows of a step.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    who: Who,
+    tokens: usize,
+    outputs: Outputs,
+}
+
+impl Work {
+    fn item<'a>(&self, slots: &'a [Slot], embeds: Option<&'a EmbedJob>) -> Option<BatchItem<'a>> {
+        let (seq, tokens): (SeqId, &[u32]) = match self.who {
+            Who::Slot(slot) => {
+                let choice = slots[slot].choice.as_ref()?;
+                match &choice.phase {
+                    Phase::Decode { next } => (choice.seq, std::slice::from_ref(next)),
+                    _ => (choice.seq, &choice.prompt()[choice.fed..choice.fed + self.tokens]),
+                }
+            }
+            Who::Embed => {
+                let job = embeds?;
+                (job.seq?, &job.tokens()[job.fed..job.fed + self.tokens])
+            }
+        };
+        Some(BatchItem { seq, tokens, outputs: self.outputs })
+    }
+
+    fn n_outputs(&self) -> usize {
+        match self.outputs {
+            Outputs::None => 0,
+            Outputs::Last => 1,
+            Outputs::All => self.tokens,
+        }
+    }
+}
+
+impl Engine {
+    /// Composes a step, runs it and delivers its results. `false` when there is nothing to do.
+    pub(crate) fn step(&mut self) -> bool {
+        self.core.attach_followers();
+        let Some((work, planned)) = self.core.plan_step() else { return false };
+        let began = Instant::now();
+        match run_guarded(&mut *self.runner, &planned.step) {
+            Ok(outputs) => match self.core.cache.commit(planned.id) {
+                Ok(()) => self.core.deliver(&work, &outputs),
+                Err(error) => self.core.fail_work(&work, &error.to_string()),
+            },
+            Err(error) => {
+                if let Err(error) = self.core.cache.abort(planned.id) {
+                    tracing::error!(%error, "a failed step could not be taken back");
+                }
+                self.core.fail_work(&work, &error);
+            }
+        }
+        self.core.observe_step(began, work.len());
+        true
+    }
+}
+
+/// Runs a step so that neither a panic nor missing results can harm more than those who take part.
+fn run_guarded<'a>(runner: &'a mut dyn StepRunner, step: &Step) -> Result<StepOutputs<'a>, String> {
+    let call = AssertUnwindSafe((runner, step));
+    let run = move || {
+        let AssertUnwindSafe((runner, step)) = { call };
+        runner.run(step)
+    };
+    let outputs = catch_unwind(run).unwrap_or_else(|_| Err("the model's executor panicked".to_owned()))?;
+    let (found, expected) = (outputs.logits.len(), step.outputs.len());
+    if found != expected || outputs.hidden.len() != expected {
+        return Err(format!("the model's executor gave {found} output rows, expected {expected}"));
+    }
+    Ok(outputs)
+}
+
+impl Core {
+    fn plan_step(&mut self) -> Option<(Vec<Work>, Planned)> {
+        self.start_embed();
+        let mut work = self.compose();
+        while !work.is_empty() {
+            match self.plan(&work) {
+                Ok(planned) => return Some((work, planned)),
+                Err(KvError::Full(full)) => self.make_way(&mut work, &KvError::Full(full)),
+                Err(error) => {
+                    self.fail_work(&work, &error.to_string());
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// One token for each who decodes, the rest of the budget for prompts.
+    fn compose(&mut self) -> Vec<Work> {
+        self.turn = self.turn.wrapping_add(1);
+        let mut work = Vec::new();
+        let mut prompts: Vec<(Who, Prompt)> = Vec::new();
+        for (i, slot) in self.slots.iter().enumerate() {
+            let Some(choice) = &slot.choice else { continue };
+            match choice.phase {
+                Phase::Decode { .. } => work.push(Work { who: Who::Slot(i), tokens: 1, outputs: Outputs::Last }),
+                Phase::Prefill => {
+                    let tokens = self.next_stop(i, choice.fed, choice.prompt().len()) - choice.fed;
+                    let all_outputs = choice.task.request.prompt_logprobs.is_some();
+                    prompts.push((Who::Slot(i), Prompt { tokens, all_outputs }));
+                }
+                Phase::Attach { .. } | Phase::Sibling => {}
+            }
+        }
+        if let Some(job) = self.embeds.front().filter(|job| job.seq.is_some()) {
+            let tokens = job.tokens().len() - job.fed;
+            prompts.push((Who::Embed, Prompt { tokens, all_outputs: job.needs_all_rows() }));
+        }
+        let wanted: Vec<Prompt> = prompts.iter().map(|p| p.1).collect();
+        let granted = share(self.config.budget, work.len(), &wanted, self.turn);
+        for ((who, prompt), tokens) in prompts.into_iter().zip(granted).filter(|(_, tokens)| *tokens > 0) {
+            let outputs = match prompt.all_outputs {
+                true => Outputs::All,
+                false if self.ends_prompt(who, tokens) => Outputs::Last,
+                false => Outputs::None,
+            };
+            work.push(Work { who, tokens, outputs });
+        }
+        work
+    }
+
+    /// Where a prompt's chunk must end at the latest: at its end, or where others wait to share what is before it (a
+    /// sliding window may have released that a chunk later).
+    fn next_stop(&self, leader: usize, fed: usize, end: usize) -> usize {
+        let stop = |slot: &Slot| match slot.choice.as_ref()?.phase {
+            Phase::Attach { leader: of, tokens, .. } if of == leader && tokens > fed => Some(tokens),
+            _ => None,
+        };
+        self.slots.iter().filter_map(stop).min().unwrap_or(end).min(end)
+    }
+
+    fn ends_prompt(&self, who: Who, tokens: usize) -> bool {
+        match who {
+            Who::Slot(slot) => self.slots[slot].choice.as_ref().is_some_and(|c| c.fed + tokens == c.prompt().len()),
+            Who::Embed => self.embeds.front().is_some_and(|job| job.fed + tokens == job.tokens().len()),
+        }
+    }
+
+    fn plan(&mut self, work: &[Work]) -> Result<Planned, KvError> {
+        let embed = self.embeds.front();
+        let batch: Vec<BatchItem<'_>> = work.iter().filter_map(|w| w.item(&self.slots, embed)).collect();
+        self.cache.plan(&batch)
+    }
+
+    /// Shortens a step for which the cache has no room. Whoever cannot go on even alone has outgrown what was reserved
+    /// for it: of those who decode the youngest ends; prompts wait while somebody else goes on, who will make room, and
+    /// otherwise the youngest is refused. When each alone could go on, somebody sits this step out.
+    fn make_way(&mut self, work: &mut Vec<Work>, full: &KvError) {
+        let stuck: Vec<bool> = work.iter().map(|w| self.is_stuck(w)).collect();
+        let others_run = stuck.iter().any(|stuck| !stuck);
+        let decodes = |w: &Work| matches!(w.who, Who::Slot(i) if self.decodes(i));
+        let stuck_at = |decoding: bool| {
+            let candidates = (0..work.len()).filter(|&i| stuck[i] && decodes(&work[i]) == decoding);
+            candidates.max_by_key(|&i| self.age(&work[i]))
+        };
+        match (stuck_at(true), stuck_at(false)) {
+            (Some(i), _) => {
+                if let Who::Slot(slot) = work.remove(i).who {
+                    self.end_truncated(slot);
+                }
+            }
+            (None, Some(i)) => {
+                let prompt = work.remove(i);
+                if !others_run {
+                    self.fail_item(&prompt, self.no_room(full.clone()));
+                }
+            }
+            (None, None) => {
+                work.pop();
+            }
+        }
+    }
+
+    fn is_stuck(&mut self, work: &Work) -> bool {
+        match self.plan(std::slice::from_ref(work)) {
+            Ok(planned) => {
+                if let Err(error) = self.cache.abort(planned.id) {
+                    tracing::error!(%error, "a step that was only tried could not be taken back");
+                }
+                false
+            }
+            Err(_) => true,
+        }
+    }
+
+    fn decodes(&self, slot: usize) -> bool {
+        self.slots[slot].choice.as_ref().is_some_and(|c| matches!(c.phase, Phase::Decode { .. }))
+    }
+
+    /// Greater for those who came later.
+    fn age(&self, work: &Work) -> Option<RequestId> {
+        match work.who {
+            Who::Slot(slot) => self.slots[slot].choice.as_ref().map(|c| c.task.id),
+            Who::Embed => None,
+        }
+    }
+
+    fn end_truncated(&mut self, slot: usize) {
+        if let Some(choice) = &mut self.slots[slot].choice {
+            choice.flush_text();
+        }
+        self.finish(slot, StopReason::Limit, true);
+    }
+
+    fn fail_item(&mut self, work: &Work, error: EngineError) {
+        match work.who {
+            Who::Slot(slot) => {
+                if let Some(id) = self.slots[slot].choice.as_ref().map(|c| c.task.id) {
+                    self.meters.refused(&error);
+                    self.fail(id, error);
+                }
+            }
+            Who::Embed => self.end_embed(Err(error)),
+        }
+    }
+
+    /// Ends everybody who took part in a step that failed.
+    fn fail_work(&mut self, work: &[Work], message: &str) {
+        tracing::error!(error = message, "a step failed");
+        for w in work {
+            self.fail_item(w, EngineError::Internal(format!("the step failed: {message}")));
+        }
+    }
+
+    /// Lets those go on who waited for somebody else's prompt and whose part of it is written, or will not be.
+    pub(crate) fn attach_followers(&mut self) {
+        for slot in 0..self.slots.len() {
+            let Some(Phase::Attach { leader, of, tokens }) = self.slots[slot].choice.as_ref().map(|c| c.phase) else {
+                continue;
+            };
+            let waits = self.slots[leader]
+                .choice
+                .as_ref()
+                .is_some_and(|c| c.task.id == of && c.phase == Phase::Prefill && c.fed < tokens);
+            if !waits {
+                self.attach(slot);
+            }
+        }
+    }
+
+    /// Exchanges the empty sequence, to which room was reserved, for one that begins with the best prefix there is.
+    fn attach(&mut self, slot: usize) {
+        let Some(choice) = &self.slots[slot].choice else { return };
+        let id = choice.task.id;
+        let prompt = choice.prompt();
+        let prefix = self.cache.longest_prefix(&prompt[..prompt.len() - 1]);
+        let rest = prompt.len() - prefix.map_or(0, |p| p.tokens);
+        let demand = choice.reserved.map_or(0, |bound| rest + bound);
+        if let Err(error) = self.exchange(slot, prefix, demand) {
+            return self.fail(id, self.no_room(error));
+        }
+        if let Some(choice) = &mut self.slots[slot].choice {
+            choice.phase = Phase::Prefill;
+        }
+    }
+
+    /// Gives up a choice's empty sequence, and what is reserved to it, for one with a prefix and `demand` tokens
+    /// reserved. On an error it has an empty sequence again, with nothing reserved.
+    fn exchange(&mut self, slot: usize, prefix: Option<Prefix>, demand: usize) -> Result<(), KvError> {
+        let Some(choice) = &mut self.slots[slot].choice else { return Ok(()) };
+        self.cache.release(choice.seq)?;
+        let admitted = self.cache.admit(prefix, demand);
+        choice.seq = match &admitted {
+            Ok(seq) => *seq,
+            Err(_) => self.cache.create(),
+        };
+        choice.fed = self.cache.committed(choice.seq)?;
+        choice.cached = choice.fed;
+        let seq = choice.seq;
+        self.disown(seq);
+        admitted.map(|_| ())
+    }
+
+    /// Gives everybody their part of the results.
+    fn deliver(&mut self, work: &[Work], outputs: &StepOutputs<'_>) {
+        let mut row = 0;
+        for w in work {
+            let rows = row..row + w.n_outputs();
+            row = rows.end;
+            match w.who {
+                Who::Slot(slot) => self.deliver_slot(slot, w.tokens, &outputs.logits[rows]),
+                Who::Embed => self.deliver_embed(w.tokens, &outputs.hidden[rows]),
+            }
+        }
+    }
+
+    fn deliver_slot(&mut self, slot: usize, tokens: usize, logits: &[&[f32]]) {
+        let Some(choice) = &mut self.slots[slot].choice else { return };
+        if choice.phase != Phase::Prefill {
+            if let Some(logits) = logits.last() {
+                self.draw(slot, logits);
+            }
+            return;
+        }
+        if let Some(n) = choice.task.request.prompt_logprobs {
+            let next = &choice.task.request.prompt[choice.fed + 1..];
+            let probs = logits
+                .iter()
+                .zip(next)
+                .map(|(logits, &token)| Some(prompt_prob(&self.vocab, logits, token, n as usize)));
+            choice.prompt_probs.extend(probs);
+        }
+        choice.fed += tokens;
+        choice.report_progress();
+        if choice.fed == choice.prompt().len()
+            && let Some(logits) = logits.last()
+        {
+            self.end_prompt(slot, logits);
+        }
+    }
+
+    /// The prompt is computed: its siblings fork from it, and everybody draws a first token of their own.
+    fn end_prompt(&mut self, slot: usize, logits: &[f32]) {
+        let Some(choice) = &mut self.slots[slot].choice else { return };
+        choice.prompt_done = Some(Instant::now());
+        let id = choice.task.id;
+        let donor = Prefix { donor: choice.seq, tokens: choice.fed };
+        let probs = std::mem::take(&mut choice.prompt_probs);
+        self.meters.prompt(&choice.timings());
+        let sibling = |s: &Slot| s.choice.as_ref().is_some_and(|c| c.task.id == id && c.phase == Phase::Sibling);
+        let siblings: Vec<usize> = (0..self.slots.len()).filter(|&i| sibling(&self.slots[i])).collect();
+        for &sibling in &siblings {
+            if let Err(error) = self.fork(sibling, donor) {
+                return self.fail(id, self.no_room(error));
+            }
+        }
+        for slot in std::iter::once(slot).chain(siblings) {
+            self.begin_answer(slot, &probs, logits);
+        }
+    }
+
+    fn fork(&mut self, sibling: usize, donor: Prefix) -> Result<(), KvError> {
+        let Some(choice) = &mut self.slots[sibling].choice else { return Ok(()) };
+        choice.prompt_done = Some(Instant::now());
+        let bound = choice.reserved.unwrap_or(0);
+        self.exchange(sibling, Some(donor), bound)
+    }
+
+    fn begin_answer(&mut self, slot: usize, prompt_probs: &[Option<TokenProbs>], logits: &[f32]) {
+        let Some(choice) = &self.slots[slot].choice else { return };
+        if choice.task.request.prompt_logprobs.is_some() {
+            let mut probs = vec![None];
+            probs.extend_from_slice(prompt_probs);
+            choice.task.send(Event::PromptLogprobs { index: choice.index, probs });
+        }
+        if choice.task.request.n_predict == Some(0) {
+            return self.finish(slot, StopReason::None, false);
+        }
+        self.meters.first_token(choice.task.arrived.elapsed());
+        self.draw(slot, logits);
+    }
+
+    fn draw(&mut self, slot: usize, logits: &[f32]) {
+        let Some(choice) = &mut self.slots[slot].choice else { return };
+        let since_last = choice.last_token.elapsed();
+        if choice.n_decoded > 0 {
+            self.meters.inter_token(since_last);
+        }
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        match choice.draw(&mut self.logits, &self.vocab) {
+            Ok(Progress::Goes) => {}
+            Ok(Progress::Ends { reason, truncated }) => self.finish(slot, reason, truncated),
+            Err(error) => {
+                let id = choice.task.id;
+                self.fail(id, error);
+            }
+        }
+    }
+
+    fn observe_step(&mut self, began: Instant, busy: usize) {
+        let seconds = began.elapsed().as_secs_f32();
+        self.step_seconds = if self.step_seconds == 0.0 { seconds } else { 0.9 * self.step_seconds + 0.1 * seconds };
+        self.meters.step(busy);
+        if self.turn.is_multiple_of(32) || !self.is_running() {
+            let stats = self.cache.stats();
+            self.meters.cells(&stats);
+        }
+    }
+}
+
+/// Log-probability of a prompt's token, and the `n` most probable ones.
+fn prompt_prob(vocab: &Vocab, logits: &[f32], token: u32, n: usize) -> TokenProbs {
+    let (logprob, top) = raw_logprobs(logits, token, n);
+    let prob = |id, value| TokenProb { id, bytes: vocab.token_bytes(id).to_vec(), value };
+    TokenProbs { token: prob(token, logprob), top: top.iter().map(|t| prob(t.id, t.logprob)).collect() }
+}

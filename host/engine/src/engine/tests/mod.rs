@@ -1,0 +1,7 @@
+//! The engine thread as its clients see it.
+
+mod batching;
+mod ends;
+mod rig;
+mod sharing;
+mod surface;

@@ -1,0 +1,423 @@
+//! An engine over a model that can be checked: its logits are a function of exactly the tokens a row may see.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc as std_mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use opencoti_compute::graph::KvGeometry;
+use opencoti_compute::plan::{PageSet, Step};
+use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
+use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
+use opencoti_plugin_api::host::{Codec, CodecPlugin, Host, Instance, NoSink};
+use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
+use opencoti_plugin_api::{Error, PAGE_TOKENS};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::admission::AdmissionDecider;
+use crate::api::{Command, EngineError, Event, Finish, GenerateRequest, Pooling, RequestId, TokenProbs};
+use crate::engine::{Engine, EngineConfig, EngineParts};
+use crate::runner::{StepOutputs, StepRunner};
+use crate::sampling::SamplingParams;
+use crate::scheduler::StepBudget;
+use crate::vocab::Vocab;
+
+/// Letters a to z, space, newline, comma, and the end token.
+pub(super) const N_VOCAB: usize = 30;
+pub(super) const EOS: u32 = 29;
+
+pub(super) fn vocab() -> Arc<Vocab> {
+    let mut tokens: Vec<_> = (b'a'..=b'z').chain(*b" \n,").map(|b| (vec![b], false)).collect();
+    tokens.push((b"<end>".to_vec(), true));
+    Arc::new(Vocab::new(tokens, &[EOS]))
+}
+
+/// One byte a tile: the cache's memory is not what these tests are about.
+struct Nothing;
+
+impl Plugin for Nothing {
+    const ABOUT: About = About {
+        name: "nothing",
+        version: "1.0.0",
+        license: "MIT",
+        summary: "stores nothing",
+        capabilities: "",
+        config_schema: "",
+    };
+
+    fn create(_: Host, _: &serde_json::Value) -> Result<Self, Error> {
+        Ok(Nothing)
+    }
+}
+
+impl KvCodecs for Nothing {
+    type Codec = Nothing;
+
+    fn codecs(&self) -> &'static [CodecName] {
+        &[CodecName { name: "nothing", summary: "nothing" }]
+    }
+
+    fn open(&self, _: &OpenParams) -> Result<Nothing, Error> {
+        Ok(Nothing)
+    }
+}
+
+impl KvCodec for Nothing {
+    fn facts(&self) -> Facts {
+        Facts { head_dim: 4, tile_bytes: PAGE_TOKENS, bits_per_value: 2.0, rotated: false, stage_tokens: 0 }
+    }
+
+    fn append(&self, _: &mut [u8], _: usize, _: Rows) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn decode_page(&self, _: &[u8], _: usize, _: RowsMut) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn codec(side: Side) -> Codec {
+    let instance = Instance::create(kv_codec_root::<Nothing>(), "{}", Arc::new(NoSink)).unwrap();
+    CodecPlugin::new(instance).unwrap().open("nothing", "{}", side, 4).unwrap()
+}
+
+fn group(name: &str, window: Option<usize>) -> GroupConfig {
+    GroupConfig {
+        name: name.to_owned(),
+        geometry: KvGeometry { n_kv_heads: 1, k_head_dim: 4, v_head_dim: 4, window },
+        n_layers: 1,
+        k: codec(Side::K),
+        v: codec(Side::V),
+    }
+}
+
+/// What the model does in a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fault {
+    Error,
+    Panic,
+}
+
+/// What a test sees of the model, and how it holds it.
+#[derive(Default)]
+pub(super) struct Watch {
+    /// Rows of each step.
+    pub(super) steps: Mutex<Vec<usize>>,
+    pub(super) fault: Mutex<Option<Fault>>,
+    /// Every so many tokens the end token is likely; 0 for never.
+    pub(super) end_every: AtomicU64,
+}
+
+impl Watch {
+    pub(super) fn rows(&self) -> usize {
+        self.steps.lock().unwrap().iter().sum()
+    }
+}
+
+/// Remembers which token was written where, and gathers what each row may see through the plan's segments.
+struct Oracle {
+    written: HashMap<(u32, u32, u32), u32>,
+    watch: Arc<Watch>,
+    permits: Option<std_mpsc::Receiver<()>>,
+    logits: Vec<Vec<f32>>,
+    hidden: Vec<Vec<f32>>,
+}
+
+impl Oracle {
+    fn write(&mut self, step: &Step) {
+        for run in &step.groups[0].appends {
+            for (i, row) in run.rows.clone().enumerate() {
+                self.written.insert((run.store, run.page, run.first_slot + i as u32), step.tokens[row as usize]);
+            }
+        }
+    }
+
+    /// The tokens at positions 0 to the row's own, or what is wrong with the plan.
+    fn seen(&self, step: &Step, row: u32) -> Result<Vec<u32>, String> {
+        let own = step.positions[row as usize];
+        let mut seen: Vec<Option<u32>> = vec![None; own as usize + 1];
+        for segment in step.groups[0].segments.iter().filter(|s| s.queries.iter().any(|q| q.contains(&row))) {
+            let PageSet::All(pages) = &segment.pages else { return Err("a selection of pages".to_owned()) };
+            for (span, slot) in pages.iter().flat_map(|span| (0..span.len).map(move |slot| (span, slot))) {
+                let position = (span.start_pos + slot) as usize;
+                let token = self.written.get(&(segment.store, span.page, slot)).copied();
+                let token = token.ok_or_else(|| format!("row {row} reads a slot that was never written"))?;
+                if position < seen.len() && seen[position].replace(token).is_some() {
+                    return Err(format!("row {row} reads position {position} twice"));
+                }
+            }
+        }
+        seen.into_iter().collect::<Option<_>>().ok_or_else(|| format!("row {row} does not see all before it"))
+    }
+}
+
+fn hash(tokens: &[u32]) -> u64 {
+    tokens.iter().fold(0xcbf2_9ce4_8422_2325, |h, &t| (h ^ u64::from(t)).wrapping_mul(0x0100_0000_01b3).rotate_left(17))
+}
+
+impl StepRunner for Oracle {
+    fn run(&mut self, step: &Step) -> Result<StepOutputs<'_>, String> {
+        if let Some(permits) = &self.permits
+            && permits.recv().is_err()
+        {
+            self.permits = None;
+        }
+        let fault = self.watch.fault.lock().unwrap().take();
+        match fault {
+            Some(Fault::Error) => return Err("the test says so".to_owned()),
+            Some(Fault::Panic) => panic!("the test says so"),
+            None => {}
+        }
+        step.check(step.groups.len()).map_err(|e| e.to_string())?;
+        self.watch.steps.lock().unwrap().push(step.tokens.len());
+        self.write(step);
+        self.logits.clear();
+        self.hidden.clear();
+        let end_every = self.watch.end_every.load(Ordering::Relaxed);
+        for &row in &step.outputs {
+            let seen = self.seen(step, row)?;
+            let h = hash(&seen);
+            let mut logits: Vec<f32> =
+                (0..N_VOCAB as u32).map(|v| (hash(&[h as u32, v]) % 4096) as f32 / 512.0).collect();
+            logits[EOS as usize] = if end_every > 0 && h.is_multiple_of(end_every) { 100.0 } else { -100.0 };
+            self.logits.push(logits);
+            self.hidden.push(vec![seen.len() as f32, step.tokens[row as usize] as f32]);
+        }
+        Ok(StepOutputs {
+            logits: self.logits.iter().map(Vec::as_slice).collect(),
+            hidden: self.hidden.iter().map(Vec::as_slice).collect(),
+        })
+    }
+}
+
+/// Sizes of a rig.
+pub(super) struct Sizes {
+    pub(super) n_slots: usize,
+    pub(super) n_ctx: usize,
+    /// Tokens that all sequences together may hold.
+    pub(super) capacity: usize,
+    pub(super) n_batch: usize,
+    pub(super) prefill_chunk: usize,
+    pub(super) max_queue: usize,
+    pub(super) window: Option<usize>,
+    /// Steps wait for permits.
+    pub(super) held: bool,
+    pub(super) admission: Option<Box<dyn AdmissionDecider>>,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            n_slots: 4,
+            n_ctx: 1024,
+            capacity: 8192,
+            n_batch: 128,
+            prefill_chunk: 64,
+            max_queue: 100,
+            window: None,
+            held: false,
+            admission: None,
+        }
+    }
+}
+
+pub(super) struct Rig {
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) watch: Arc<Watch>,
+    permits: Option<std_mpsc::Sender<()>>,
+    thread: JoinHandle<Engine>,
+    next: AtomicU64,
+}
+
+/// A running request.
+pub(super) struct Running {
+    pub(super) id: RequestId,
+    pub(super) events: mpsc::UnboundedReceiver<Event>,
+}
+
+/// What came back of a choice.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) text: String,
+    pub(super) tokens: Vec<u32>,
+    pub(super) probs: Vec<TokenProbs>,
+    pub(super) finish: Finish,
+}
+
+impl Rig {
+    pub(super) fn new(sizes: Sizes) -> Self {
+        let mut groups = vec![group("kv", None)];
+        groups.extend(sizes.window.map(|w| group("swa", Some(w))));
+        let cache = Cache::new(CacheConfig {
+            groups,
+            capacity_tokens: sizes.capacity,
+            slots: sizes.n_slots + 1,
+            recent_sequences: 8,
+            step_tokens: sizes.n_batch,
+            rollback_tokens: 1,
+        })
+        .unwrap();
+        let (permit, permits) = std_mpsc::channel();
+        let watch = Arc::new(Watch::default());
+        let runner = Oracle {
+            written: HashMap::new(),
+            watch: Arc::clone(&watch),
+            permits: sizes.held.then_some(permits),
+            logits: Vec::new(),
+            hidden: Vec::new(),
+        };
+        let budget = StepBudget { n_batch: sizes.n_batch, prefill_chunk: sizes.prefill_chunk, max_outputs: 64 };
+        let parts = EngineParts {
+            config: EngineConfig {
+                n_slots: sizes.n_slots,
+                n_ctx: sizes.n_ctx,
+                max_queue: sizes.max_queue,
+                budget,
+                pooling: Pooling::Mean,
+            },
+            cache,
+            runner: Box::new(runner),
+            vocab: vocab(),
+            model: ModelFingerprint { name: "oracle".to_owned(), digest: [7; 32] },
+            admission: sizes.admission,
+        };
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let mut engine = Engine::new(parts, receiver).unwrap();
+        let thread = std::thread::spawn(move || {
+            engine.run();
+            engine
+        });
+        let permits = sizes.held.then_some(permit);
+        Self { commands, watch, permits, thread, next: AtomicU64::new(1) }
+    }
+
+    /// Lets `n` steps run.
+    pub(super) fn permit(&self, n: usize) {
+        (0..n).for_each(|_| self.permits.as_ref().unwrap().send(()).unwrap());
+    }
+
+    /// Lets all steps run.
+    pub(super) fn let_go(&mut self) {
+        self.permits = None;
+    }
+
+    pub(super) fn start(&self, request: GenerateRequest) -> Running {
+        let id = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
+        let (sender, events) = mpsc::unbounded_channel();
+        self.commands.send(Command::Generate(id, Box::new(request), sender)).ok().unwrap();
+        Running { id, events }
+    }
+
+    pub(super) fn answer(&self, request: GenerateRequest) -> Answer {
+        self.start(request).answer().unwrap()
+    }
+
+    pub(super) fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> T {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).ok().unwrap();
+        answer.blocking_recv().unwrap()
+    }
+
+    /// Waits until the engine says so of its slots; lets steps run meanwhile.
+    pub(super) fn until(&self, what: &str, holds: impl Fn(&[crate::api::SlotInfo]) -> bool) {
+        for _ in 0..2000 {
+            let (reply, slots) = oneshot::channel();
+            self.commands.send(Command::Slots(reply)).ok().unwrap();
+            // A step that waits for its permit keeps the engine from answering.
+            if self.permits.is_some() {
+                self.permit(1);
+            }
+            if holds(&slots.blocking_recv().unwrap()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("waited in vain until {what}");
+    }
+
+    /// Stops the engine and checks that nothing is in use any more.
+    pub(super) fn close(mut self) -> Engine {
+        self.let_go();
+        self.ask(|reply| Command::Shutdown(Duration::from_secs(5), reply));
+        let mut engine = self.thread.join().expect("the engine thread lives to its end");
+        let cache = &mut engine.core.cache;
+        cache.check().unwrap();
+        assert_eq!(cache.live_sequences(), 0);
+        assert!(cache.stats().iter().all(|s| s.promised == 0), "{:?}", cache.stats());
+        while cache.evict_lru().is_some() {}
+        assert!(cache.stats().iter().all(|s| s.free == s.total), "{:?}", cache.stats());
+        engine
+    }
+}
+
+impl Running {
+    /// All answers, by index; or the error.
+    pub(super) fn answers(mut self) -> Result<Vec<Answer>, EngineError> {
+        let mut parts: HashMap<u32, (String, Vec<u32>, Vec<TokenProbs>)> = HashMap::new();
+        let mut answers = Vec::new();
+        while let Some(event) = self.events.blocking_recv() {
+            match event {
+                Event::Token { index, text, tokens, probs, .. } => {
+                    let part = parts.entry(index).or_default();
+                    part.0.push_str(&text);
+                    part.1.extend(tokens);
+                    part.2.extend(probs);
+                }
+                Event::Done(finish) => {
+                    let (text, tokens, probs) = parts.remove(&finish.index).unwrap_or_default();
+                    answers.push(Answer { text, tokens, probs, finish });
+                }
+                Event::Failed(error) => return Err(error),
+                Event::Started { .. } | Event::Progress { .. } | Event::PromptLogprobs { .. } => {}
+            }
+        }
+        answers.sort_by_key(|a| a.finish.index);
+        Ok(answers)
+    }
+
+    pub(super) fn answer(self) -> Result<Answer, EngineError> {
+        let mut answers = self.answers()?;
+        assert_eq!(answers.len(), 1);
+        Ok(answers.remove(0))
+    }
+
+    /// The next event that is no progress.
+    pub(super) fn next(&mut self) -> Option<Event> {
+        self.events.blocking_recv()
+    }
+}
+
+/// `n` tokens that depend on `seed`.
+pub(super) fn prompt(seed: u64, n: usize) -> Vec<u32> {
+    (0..n as u64).map(|i| (hash(&[seed as u32, i as u32]) % 26) as u32).collect()
+}
+
+/// A greedy request for `n_predict` tokens.
+pub(super) fn request(prompt: Vec<u32>, n_predict: u32) -> GenerateRequest {
+    GenerateRequest {
+        prompt,
+        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        n_predict: Some(n_predict),
+        n_choices: 1,
+        stop: Vec::new(),
+        constraint: None,
+        constraint_field: "grammar".to_owned(),
+        id_slot: None,
+        cache_prompt: true,
+        session_id: None,
+        overcommit: false,
+        n_indent: 0,
+        t_max_predict: None,
+        return_progress: false,
+        render_special: false,
+        prompt_logprobs: None,
+        deadline: None,
+    }
+}
+
+/// Drawn at temperature 1 from `seed`.
+pub(super) fn sampled(prompt: Vec<u32>, n_predict: u32, seed: i64) -> GenerateRequest {
+    let sampling = SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
+    GenerateRequest { sampling, ..request(prompt, n_predict) }
+}

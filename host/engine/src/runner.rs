@@ -1,0 +1,29 @@
+//! The seam between the engine and whatever runs a model's steps.
+
+use opencoti_compute::cpu::executor::Executor;
+use opencoti_compute::plan::Step;
+
+/// Results of a step: one row for each output that the step asked for, in their order.
+#[derive(Debug, Default)]
+pub struct StepOutputs<'a> {
+    /// Logits, `n_vocab` a row.
+    pub logits: Vec<&'a [f32]>,
+    /// Hidden states after the final norm, `n_embd` a row.
+    pub hidden: Vec<&'a [f32]>,
+}
+
+/// Runs planned steps on the pages that their plans name.
+pub trait StepRunner: Send {
+    /// Runs a step. The results live until the next one. An error is one sentence; the step's pages are undefined then.
+    fn run(&mut self, step: &Step) -> Result<StepOutputs<'_>, String>;
+}
+
+impl StepRunner for Executor {
+    fn run(&mut self, step: &Step) -> Result<StepOutputs<'_>, String> {
+        let outputs = Executor::run(self, step).map_err(|e| e.to_string())?;
+        Ok(StepOutputs {
+            logits: (0..outputs.rows()).map(|i| outputs.logits(i)).collect(),
+            hidden: (0..outputs.rows()).map(|i| outputs.hidden(i)).collect(),
+        })
+    }
+}
