@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::gguf::{GgufError, strip_trailing_ones};
+use crate::tokenizer::TokenizerError;
 
 /// Why a model could not be loaded. Every message is one sentence that names the file and the key or tensor.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +52,14 @@ pub enum ModelError {
         found: Dims,
         /// What the hyperparameters ask for.
         expected: Dims,
+    },
+    /// The file's vocabulary contradicts itself or is of an unknown kind.
+    #[error("{file}: {source}")]
+    Tokenizer {
+        /// File name.
+        file: String,
+        /// What is wrong with it.
+        source: TokenizerError,
     },
     /// A tensor cannot be used as the graph would have to.
     #[error("{file}: tensor {tensor:?} {detail}")]

@@ -9,6 +9,7 @@ pub mod gguf;
 pub mod hparams;
 mod model;
 pub mod tokenizer;
+mod tokenizer_keys;
 mod weights;
 
 pub use error::{Dims, ModelError};

@@ -1,6 +1,8 @@
 //! Loading a model: from a path to everything the engine needs.
 
+use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use opencoti_compute::graph::Graph;
 use opencoti_compute::weights::Weight;
@@ -10,10 +12,11 @@ use crate::error::ModelError;
 use crate::file_type::FileType;
 use crate::gguf::GgufFile;
 use crate::hparams::HParams;
-use crate::weights;
+use crate::tokenizer::Tokenizer;
+use crate::{tokenizer_keys, weights};
 
 /// A model ready for an executor.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Model {
     /// Its family.
     pub architecture: &'static str,
@@ -25,6 +28,8 @@ pub struct Model {
     pub graph: Graph,
     /// What they work with, in the order of the graph's declarations; the bytes stay in the mapped file.
     pub weights: Vec<Weight>,
+    /// Text to token ids and back; knows ids alone if the file has no vocabulary.
+    pub tokenizer: Arc<Tokenizer>,
     /// Chat templates as the file carries them.
     pub chat_templates: ChatTemplates,
     /// How large it is.
@@ -94,6 +99,7 @@ impl Model {
             architecture: architecture.name,
             name: file.metadata().str("general.name")?.map(str::to_owned),
             weights: weights::bind(&graph, &file)?,
+            tokenizer: Arc::new(tokenizer(&file, &hparams)?),
             chat_templates: ChatTemplates::read(&file)?,
             sizes: Sizes::of(&file)?,
             hparams,
@@ -101,6 +107,23 @@ impl Model {
             file,
         })
     }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Model { architecture, name, hparams, sizes, .. } = self;
+        f.debug_struct("Model")
+            .field("architecture", architecture)
+            .field("name", name)
+            .field("hparams", hparams)
+            .field("sizes", sizes)
+            .finish_non_exhaustive()
+    }
+}
+
+fn tokenizer(file: &GgufFile, hparams: &HParams) -> Result<Tokenizer, ModelError> {
+    let spec = tokenizer_keys::spec(file.metadata(), hparams.vocab_size)?;
+    Tokenizer::new(spec).map_err(|source| ModelError::Tokenizer { file: file.name().to_owned(), source })
 }
 
 impl ChatTemplates {

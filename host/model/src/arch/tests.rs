@@ -25,6 +25,7 @@ fn gemma3_with_kv_heads(kv_heads: &[usize]) -> GgufWriter {
     let size = |v: usize| Value::U32(v as u32);
     let mut w = GgufWriter::new()
         .str("general.architecture", "gemma3")
+        .str("tokenizer.ggml.model", "none")
         .key("gemma3.block_count", size(kv_heads.len()))
         .key("gemma3.context_length", size(64))
         .key("gemma3.embedding_length", size(EMBEDDING))

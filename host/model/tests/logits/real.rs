@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use opencoti_model::Model;
+use opencoti_model::tokenizer::EncodeOptions;
 
 use crate::cached::Runner;
 use crate::fixture::path;
@@ -12,8 +13,9 @@ use crate::reference;
 /// Mean divergence that rounding activations to eight bits may cause, in nats; 1e-3 to 3e-3 were observed.
 const MEAN_KLD: f64 = 5e-3;
 
-/// What transformers predicts: the most probable tokens of every position.
+/// What transformers makes of the paragraph, and predicts: the most probable tokens of every position.
 struct Reference {
+    text: String,
     tokens: Vec<u32>,
     top_ids: Vec<Vec<usize>>,
     top_log_probs: Vec<Vec<f64>>,
@@ -25,6 +27,7 @@ impl Reference {
         let mut json: serde_json::Value = serde_json::from_str(&json).expect("json");
         let mut field = |name: &str| json[name].take();
         Reference {
+            text: serde_json::from_value(field("text")).expect("text"),
             tokens: serde_json::from_value(field("tokens")).expect("ids"),
             top_ids: serde_json::from_value(field("top_ids")).expect("ids"),
             top_log_probs: serde_json::from_value(field("top_log_probs")).expect("numbers"),
@@ -62,6 +65,14 @@ fn load(name: &str) -> Option<(Model, Reference)> {
     Some((Model::load(&path, |_| {}).expect("loads"), Reference::read(name)))
 }
 
+/// Whether the file's tokenizer gives the ids that transformers made of the same keys.
+fn check_tokens(name: &str) {
+    let Some((model, reference)) = load(name) else { return };
+    let options = EncodeOptions { add_special: true, parse_special: false };
+    let tokens = model.tokenizer.encode(&reference.text, options).expect("a vocabulary");
+    assert_eq!(tokens, reference.tokens, "{name}");
+}
+
 /// Mean divergence of the first positions, of which these are the logits.
 fn mean_divergence(reference: &Reference, rows: &[&[f32]]) -> f64 {
     rows.iter().enumerate().map(|(p, row)| reference.divergence(p, row)).sum::<f64>() / rows.len() as f64
@@ -93,6 +104,16 @@ fn check_executor(name: &str) {
 
 const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1";
 const GEMMA3: &str = "gemma-3-270m-Q4_K_M";
+
+#[test]
+fn smollm2_reads_text_as_transformers_does() {
+    check_tokens(SMOLLM2);
+}
+
+#[test]
+fn gemma3_270m_reads_text_as_transformers_does() {
+    check_tokens(GEMMA3);
+}
 
 #[test]
 fn the_graph_of_smollm2_predicts_as_transformers_does() {
