@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config, Executor};
 use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId};
 use opencoti_model::Model;
@@ -9,8 +10,6 @@ use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
 use opencoti_plugin_api::host::{Codec, CodecPlugin, Host, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
 use opencoti_plugin_api::{Error, PAGE_TOKENS};
-
-use crate::plain_attention::PlainAttention;
 
 /// A model with its cache.
 pub(crate) struct Runner {
@@ -25,8 +24,9 @@ impl Runner {
     /// Room for four sequences.
     pub(crate) fn new(model: &Model, threads: usize) -> Runner {
         let config = Config { threads, max_rows: MAX_ROWS, max_outputs: MAX_ROWS };
-        let executor = Executor::new(model.graph.clone(), model.weights.clone(), Box::new(PlainAttention), config)
-            .expect("an executor");
+        let executor =
+            Executor::new(model.graph.clone(), model.weights.clone(), Box::new(Attention::new(&model.graph)), config)
+                .expect("an executor");
         let group = |group: opencoti_compute::graph::CacheGroup| GroupConfig {
             name: "kv".to_owned(),
             k: codec(Side::K, group.geometry.k_head_dim),

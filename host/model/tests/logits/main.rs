@@ -5,7 +5,6 @@ mod cached;
 mod fixture;
 mod graphs;
 mod parity;
-mod plain_attention;
 mod real;
 mod reference;
 mod refusals;
