@@ -213,7 +213,7 @@ typedef struct {
 typedef struct {
   // Name in the source.
   OpencotiStr name;
-  // Type as source text, without spaces that carry no meaning.
+  // Type as source text, without names of arguments and without spaces that carry no meaning.
   OpencotiStr ty;
   // Bytes from the start of the struct.
   uint32_t offset;

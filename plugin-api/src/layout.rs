@@ -19,7 +19,7 @@ use crate::text::{Str, TextBuf};
 pub struct FieldLayout {
     /// Name in the source.
     pub name: Str,
-    /// Type as source text, without spaces that carry no meaning.
+    /// Type as source text, without names of arguments and without spaces that carry no meaning.
     pub ty: Str,
     /// Bytes from the start of the struct.
     pub offset: u32,

@@ -178,7 +178,7 @@ fn a_null_root_is_refused() {
 #[test]
 fn a_changed_signature_is_refused_and_named() {
     let bench = Bench::new();
-    bench.refuses(bench.inspect(&bench.c_codec("codec.so", &["-DFIXTURE_LAYOUT"])), expect![[r#"DIR/codec.so was built with another layout of the plugin API: field 1 `query_bytes` of `CpuTilesVtbl`: expected `query_bytes: unsafe extern"C"fn(codec:*mut c_void)->usize` at offset 8, found `query_bytes: unsafe extern"C"fn(codec:*mut c_void)->u32` at offset 8; build it with an unchanged API of version 1.x"#]]);
+    bench.refuses(bench.inspect(&bench.c_codec("codec.so", &["-DFIXTURE_LAYOUT"])), expect![[r#"DIR/codec.so was built with another layout of the plugin API: field 1 `query_bytes` of `CpuTilesVtbl`: expected `query_bytes: unsafe extern "C" fn(*mut c_void)->usize` at offset 8, found `query_bytes: unsafe extern "C" fn(*mut c_void)->u32` at offset 8; build it with an unchanged API of version 1.x"#]]);
 }
 
 #[test]

@@ -5,8 +5,9 @@
 //! keeps its size and would be missed by sizes alone.
 
 use proc_macro::TokenStream;
+use proc_macro2::{Delimiter, TokenTree};
 use quote::{ToTokens, quote};
-use syn::{Attribute, Data, DeriveInput, Error, Fields, Meta, parse_macro_input};
+use syn::{Attribute, Data, DeriveInput, Error, Fields, Meta, Type, parse_macro_input};
 
 /// Derives `AbiLayout` for a `#[repr(C)]` struct with named fields.
 ///
@@ -35,7 +36,7 @@ fn expand(input: &DeriveInput) -> Result<proc_macro2::TokenStream, Error> {
         let ident = field.ident.as_ref().expect("named field");
         let ident_text = ident.to_string();
         let ty = &field.ty;
-        let ty_text = normalise(&ty.to_token_stream().to_string());
+        let ty_text = type_text(ty);
         quote! {
             ::opencoti_plugin_api::layout::FieldLayout {
                 name: ::opencoti_plugin_api::Str::from_static(#ident_text),
@@ -68,20 +69,63 @@ fn is_growing(attr: &Attribute) -> bool {
     attr.path().is_ident("abi") && matches!(&attr.meta, Meta::List(list) if list.tokens.to_string() == "growing")
 }
 
-/// Token text without the spacing that the compiler's printer is free to change between versions.
-fn normalise(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
-        let between_words =
-            c == ' ' && out.chars().next_back().is_some_and(is_word) && chars.peek().copied().is_some_and(is_word);
-        if c != ' ' || between_words {
-            out.push(c);
-        }
+/// A type as text that depends on nothing but the type: names of a function's arguments are left out (renaming one
+/// changes no ABI), and so is all spacing, which the compiler's printer is free to change between versions.
+fn type_text(ty: &Type) -> String {
+    let mut ty = ty.clone();
+    if let Type::FnPtr(function) = &mut ty {
+        function.inputs.iter_mut().for_each(|argument| argument.name = None);
     }
+    let mut out = String::new();
+    write_tokens(ty.to_token_stream(), &mut out);
     out.replace(",)", ")")
 }
 
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
+fn write_tokens(tokens: proc_macro2::TokenStream, out: &mut String) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::None => ("", ""),
+                };
+                out.push_str(open);
+                write_tokens(group.stream(), out);
+                out.push_str(close);
+            }
+            TokenTree::Punct(punct) => out.push(punct.as_char()),
+            word => {
+                if out.ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '"') {
+                    out.push(' ');
+                }
+                out.push_str(&word.to_string());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(source: &str) -> String {
+        type_text(&syn::parse_str(source).unwrap())
+    }
+
+    #[test]
+    fn spacing_and_argument_names_do_not_matter() {
+        let expected = r#"unsafe extern "C" fn(*mut c_void,*const[u8;4])->Status"#;
+        assert_eq!(text("unsafe extern \"C\" fn(a: *mut c_void, b: *const [u8; 4]) -> Status"), expected);
+        assert_eq!(text("unsafe extern \"C\" fn (\n    *mut c_void ,\n  *const [ u8 ; 4 ],\n)\n-> Status"), expected);
+    }
+
+    #[test]
+    fn types_and_mutability_do() {
+        assert_eq!(text("*const u8"), "*const u8");
+        assert_ne!(text("*const u8"), text("*mut u8"));
+        assert_ne!(text("fn(*mut u8)"), text("fn(*mut u16)"));
+        assert_ne!(text("fn(u8, u16)"), text("fn(u16, u8)"));
+    }
 }
