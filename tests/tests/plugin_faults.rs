@@ -9,7 +9,7 @@ use opencoti_plugin_api::host::{AdmissionPlugin, Codec, Instance, NoSink, Reside
 use opencoti_plugin_api::kv_codec::Side;
 use opencoti_plugin_api::{Error, PAGE_TOKENS, Status};
 use opencoti_registry::{PluginEntry, PluginInfo, Refusal, Registry, RegistryConfig, State, inspect};
-use opencoti_tests::plugins::{compile_c, plugin};
+use opencoti_tests::plugins::{c_fixtures, compile_c, plugin};
 use serde_json::{Value, json};
 
 /// A folder for a test's libraries and the loader's copies.
@@ -326,6 +326,17 @@ fn a_codec_in_c_loads_and_works() {
     assert_eq!(info.layout, "no layout table: checked by sizes and ids");
     assert_eq!((info.capabilities, info.state, info.failures), (vec!["files".to_owned()], State::Active, 0));
     assert_eq!(info.codecs[0].summary, "rows as they are, in C");
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn a_binary_built_for_api_1_0_still_loads_and_works() {
+    let bench = Bench::new();
+    let path = c_fixtures().join("../abi/1.0/c_codec.x86_64-linux.so");
+    let registry = bench.load(at("c-codec", path)).unwrap();
+    assert_eq!(registry.describe()[0].api, "1.0.0");
+    let (plugin, name) = registry.codec("c-f32").unwrap();
+    assert_eq!(round_trip(&plugin.open(&name, "{}", Side::V, 40).unwrap()).unwrap(), 0.0);
 }
 
 #[test]
