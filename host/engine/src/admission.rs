@@ -6,11 +6,18 @@
 
 use opencoti_kv::StoreStats;
 use opencoti_plugin_api::admission::{Decision, Request, Snapshot, Store, Verdict};
+use opencoti_plugin_api::host::AdmissionPlugin;
 
 /// Decides for each request whether it may start. Called on the engine thread before prefill.
 pub trait AdmissionDecider: Send {
     /// Decides, within microseconds. On an error the built-in rule answers.
     fn decide(&mut self, request: &Request, snapshot: &Snapshot) -> Result<Decision, String>;
+}
+
+impl AdmissionDecider for AdmissionPlugin {
+    fn decide(&mut self, request: &Request, snapshot: &Snapshot) -> Result<Decision, String> {
+        AdmissionPlugin::decide(self, request, snapshot).map_err(|e| e.to_string())
+    }
 }
 
 /// The policy with the built-in rule behind it.

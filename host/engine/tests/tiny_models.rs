@@ -1,0 +1,298 @@
+//! The engine over real arithmetic: tiny models, the CPU executor, the paged cache with f16 codecs, the admission gate.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use opencoti_compute::cpu::attention::Attention;
+use opencoti_compute::cpu::executor::{Config, Executor};
+use opencoti_engine::StepBudget;
+use opencoti_engine::api::{
+    EmbedRequest, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling, TokenProbs,
+};
+use opencoti_engine::engine::{EngineConfig, EngineParts, spawn};
+use opencoti_engine::sampling::SamplingParams;
+use opencoti_engine::vocab::Vocab;
+use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
+use opencoti_model::Model;
+use opencoti_model::chat::ChatTemplate;
+use opencoti_plugin_api::host::{AdmissionPlugin, CodecPlugin, Instance, NoSink};
+use opencoti_plugin_api::kv_codec::Side;
+
+const MODELS: [&str; 2] = ["llama-head-96", "gemma3"];
+const N_SLOTS: usize = 8;
+const N_CTX: usize = 256;
+const N_BATCH: usize = 64;
+
+fn fixture(file: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(file)
+}
+
+fn groups(model: &Model) -> Vec<GroupConfig> {
+    let instance = Instance::create(opencoti_kv_scalar::root(), "{}", Arc::new(NoSink)).unwrap();
+    let codecs = CodecPlugin::new(instance).unwrap();
+    let group = |g: opencoti_compute::graph::CacheGroup| GroupConfig {
+        name: if g.geometry.window.is_some() { "swa" } else { "kv" }.to_owned(),
+        k: codecs.open("f16", "{}", Side::K, g.geometry.k_head_dim).unwrap(),
+        v: codecs.open("f16", "{}", Side::V, g.geometry.v_head_dim).unwrap(),
+        geometry: g.geometry,
+        n_layers: g.layers.len(),
+    };
+    model.graph.cache_groups().into_iter().map(group).collect()
+}
+
+fn info(model: &Model) -> EngineInfo {
+    EngineInfo {
+        model_alias: "tiny".to_owned(),
+        model_path: String::new(),
+        architecture: model.architecture.to_owned(),
+        file_type: model.sizes.file_type.to_string(),
+        n_params: model.sizes.parameters,
+        model_bytes: model.sizes.tensor_bytes,
+        n_embd: model.graph.width(model.graph.hidden.unwrap()) as u32,
+        n_ctx_train: N_CTX as u32,
+        n_ctx: N_CTX as u32,
+        n_slots: N_SLOTS as u32,
+        kv_codecs: ("f16".to_owned(), "f16".to_owned()),
+        tokenizer: Arc::clone(&model.tokenizer),
+        template: Arc::new(ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap()),
+        template_source: "test".to_owned(),
+        default_sampling: SamplingParams::default(),
+        max_queue: 100,
+        pooling: Pooling::Mean,
+    }
+}
+
+/// An engine with room for `capacity` tokens.
+fn engine(name: &str, capacity: usize) -> (EngineHandle, JoinHandle<()>) {
+    let model = Model::load(&fixture(&format!("{name}.gguf")), |_| {}).unwrap();
+    let cache = Cache::new(CacheConfig {
+        groups: groups(&model),
+        capacity_tokens: capacity,
+        slots: N_SLOTS + 1,
+        recent_sequences: 4,
+        step_tokens: N_BATCH,
+        rollback_tokens: 1,
+    });
+    let config = Config { threads: 2, max_rows: N_BATCH, max_outputs: N_BATCH };
+    let attention = Box::new(Attention::new(&model.graph));
+    let executor = Executor::new(model.graph.clone(), model.weights.clone(), attention, config).unwrap();
+    let gate = Instance::create(opencoti_admission_gate::root(), "{}", Arc::new(NoSink)).unwrap();
+    let parts = EngineParts {
+        config: EngineConfig {
+            n_slots: N_SLOTS,
+            n_ctx: N_CTX,
+            max_queue: 100,
+            budget: StepBudget { n_batch: N_BATCH, prefill_chunk: 32, max_outputs: N_BATCH },
+            pooling: Pooling::Mean,
+        },
+        cache: cache.unwrap(),
+        runner: Box::new(executor),
+        vocab: Arc::new(Vocab::from(&*model.tokenizer)),
+        model: ModelFingerprint { name: name.to_owned(), digest: [0; 32] },
+        admission: Some(Box::new(AdmissionPlugin::new(gate).unwrap())),
+    };
+    spawn(parts, Arc::new(info(&model))).unwrap()
+}
+
+fn prompt(seed: u32, n: usize) -> Vec<u32> {
+    (0..n as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(9_700_417)) >> 8) % 150)
+        .collect()
+}
+
+fn request(prompt: Vec<u32>, n_predict: u32) -> GenerateRequest {
+    GenerateRequest {
+        prompt,
+        sampling: SamplingParams { temperature: 1.0, seed: 3, ignore_eos: true, ..SamplingParams::default() },
+        n_predict: Some(n_predict),
+        n_choices: 1,
+        stop: Vec::new(),
+        constraint: None,
+        constraint_field: String::new(),
+        id_slot: None,
+        cache_prompt: true,
+        session_id: None,
+        overcommit: false,
+        n_indent: 0,
+        t_max_predict: None,
+        return_progress: false,
+        render_special: false,
+        prompt_logprobs: None,
+        deadline: None,
+    }
+}
+
+struct Answer {
+    tokens: Vec<u32>,
+    probs: Vec<TokenProbs>,
+    prompt: Vec<Option<TokenProbs>>,
+    finish: Finish,
+}
+
+async fn answer(engine: &EngineHandle, request: GenerateRequest) -> Result<Answer, EngineError> {
+    let mut running = engine.generate(request)?;
+    let (mut tokens, mut probs, mut prompt) = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(event) = running.events.recv().await {
+        match event {
+            Event::Token { tokens: t, probs: p, .. } => {
+                tokens.extend(t);
+                probs.extend(p);
+            }
+            Event::PromptLogprobs { probs, .. } => prompt = probs,
+            Event::Done(finish) => return Ok(Answer { tokens, probs, prompt, finish }),
+            Event::Failed(error) => return Err(error),
+            Event::Started { .. } | Event::Progress { .. } => {}
+        }
+    }
+    panic!("the events ended without an end");
+}
+
+fn run(test: impl AsyncFn(&str)) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    for model in MODELS {
+        runtime.block_on(test(model));
+    }
+}
+
+/// Runs all at once, and gives their results in order.
+async fn all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut pending: Vec<Pin<Box<_>>> = futures.map(Box::pin).collect();
+    let mut results: Vec<Option<T>> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, result) in pending.iter_mut().zip(&mut results).filter(|(_, result)| result.is_none()) {
+            if let Poll::Ready(value) = future.as_mut().poll(context) {
+                *result = Some(value);
+            }
+        }
+        if results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    results.into_iter().flatten().collect()
+}
+
+async fn stop(engine: EngineHandle, thread: JoinHandle<()>) {
+    engine.shutdown(Duration::from_secs(5)).await.unwrap();
+    thread.join().unwrap();
+}
+
+#[test]
+fn prompt_logprobs_are_those_of_the_reference() {
+    run(async |name| {
+        let tokens = std::fs::read(fixture(&format!("{name}.json"))).unwrap();
+        let tokens: serde_json::Value = serde_json::from_slice(&tokens).unwrap();
+        let tokens: Vec<u32> =
+            tokens["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect();
+        let logits = std::fs::read(fixture(&format!("{name}.logits"))).unwrap();
+        let logits: Vec<f32> = logits.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let n_vocab = logits.len() / tokens.len();
+        let (engine, thread) = engine(name, 1024);
+        let mut ask = request(tokens.clone(), 1);
+        ask.prompt_logprobs = Some(1);
+        let found = answer(&engine, ask).await.unwrap().prompt;
+        assert_eq!(found.len(), tokens.len());
+        for (i, row) in logits.chunks_exact(n_vocab).enumerate().take(tokens.len() - 1) {
+            let log_sum = row.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln() as f32;
+            let expected = row[tokens[i + 1] as usize] - log_sum;
+            let found = found[i + 1].as_ref().unwrap().token.value;
+            assert!((found - expected).abs() < 5e-3, "{name} {i}: {found}, expected {expected}");
+        }
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens_and_a_cached_prompt_the_same_probabilities() {
+    run(async |name| {
+        let (engine, thread) = engine(name, 1024);
+        let mut ask = request(prompt(1, 150), 20);
+        ask.cache_prompt = false;
+        ask.sampling.n_probs = 1;
+        let first = answer(&engine, ask.clone()).await.unwrap();
+        let second = answer(&engine, ask.clone()).await.unwrap();
+        assert_eq!(first.tokens, second.tokens);
+        ask.cache_prompt = true;
+        ask.n_predict = Some(1);
+        answer(&engine, ask.clone()).await.unwrap();
+        let cached = answer(&engine, ask).await.unwrap();
+        assert_eq!((cached.finish.timings.cache_n, cached.finish.timings.prompt_n), (149, 1), "{name}");
+        let difference = first.probs[0].top[0].value - cached.probs[0].top[0].value;
+        assert!(difference.abs() < 1e-3, "{difference}");
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn identical_prompts_are_computed_once() {
+    run(async |name| {
+        let (engine, thread) = engine(name, 2048);
+        let answers = all((0..N_SLOTS).map(|_| answer(&engine, request(prompt(1, 200), 8)))).await;
+        let computed: u32 = answers.into_iter().map(|a| a.unwrap().finish.timings.prompt_n).sum();
+        assert!(computed <= 200 + N_SLOTS as u32, "{computed}");
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn sixty_four_requests_over_a_small_cache_end_and_every_page_is_free() {
+    run(async |name| {
+        let (engine, thread) = engine(name, 1024);
+        let asks = (0..64u32).map(|i| {
+            let mut ask = request(prompt(i % 9, 20 + (i as usize * 31) % 200), 5 + i % 30);
+            ask.sampling.seed = i.into();
+            answer(&engine, ask)
+        });
+        let mut done = 0;
+        for result in all(asks).await {
+            match result {
+                Ok(answer) => {
+                    assert!(!answer.finish.truncated && !answer.tokens.is_empty());
+                    done += 1;
+                }
+                Err(error) => assert!(matches!(error, EngineError::Rejected { reason: "kv", .. }), "{error}"),
+            }
+        }
+        // Four of the longest fit at once.
+        assert!(done >= 4, "{done}");
+        for store in engine.stats().await.unwrap().stores {
+            assert_eq!(store.cells_used, store.cells_reclaimable, "{}", store.name);
+        }
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_frees_its_slot() {
+    run(async |name| {
+        let (engine, thread) = engine(name, 8192);
+        let start = |i| engine.generate(request(prompt(i, 100), 150)).unwrap();
+        let mut gone: Vec<_> = (0..N_SLOTS as u32 + 4).map(start).collect();
+        // One of them is generating, some compute their prompts, some wait.
+        while !matches!(gone[0].events.recv().await, Some(Event::Token { .. }) | None) {}
+        drop(gone);
+        assert_eq!(answer(&engine, request(prompt(99, 20), 5)).await.unwrap().tokens.len(), 5);
+        let stats = engine.stats().await.unwrap();
+        assert_eq!((stats.processing, stats.deferred), (0, 0));
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn embeddings_have_the_models_width() {
+    run(async |name| {
+        let (engine, thread) = engine(name, 1024);
+        let embed = |pooling| engine.embed(EmbedRequest { tokens: prompt(1, 100), pooling });
+        let rows = embed(Some(Pooling::None)).await.unwrap().vectors;
+        let mean = embed(None).await.unwrap().vectors;
+        assert_eq!((rows.len(), mean.len()), (100, 1));
+        assert_eq!(mean[0].len(), engine.info().n_embd as usize);
+        for (i, found) in mean[0].iter().enumerate() {
+            let expected = rows.iter().map(|v| v[i]).sum::<f32>() / 100.0;
+            assert!((found - expected).abs() < 1e-4, "{found}, expected {expected}");
+        }
+        stop(engine, thread).await;
+    });
+}
