@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use opencoti_compute::cpu::matmul::{
-    Matrix, Output, Precision, Scratch, matmul_float, matmul_q8, precision, quantize_activations, quantized_words,
+    Matrix, Output, Precision, Scratch, matmul_float, matmul_q16, precision, quantize_activations, quantized_words,
 };
 use opencoti_compute::cpu::pool::Pool;
 use opencoti_compute::cpu::simd::Isa;
@@ -54,7 +54,7 @@ fn products(c: &mut Criterion) {
                         unsafe {
                             match precision(ty) {
                                 Precision::Float => matmul_float(isa, &w, &floats, columns, out, &mut scratch),
-                                Precision::Q8 => matmul_q8(isa, &w, &codes, columns, out, &mut scratch),
+                                Precision::Q16 => matmul_q16(isa, &w, &codes, columns, out, &mut scratch),
                             }
                         }
                     })

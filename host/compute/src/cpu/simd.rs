@@ -10,7 +10,7 @@ pub enum Level {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// The same with 256-bit byte dot products (AVX-VNNI).
+    /// The same with 256-bit integer dot products (AVX-VNNI).
     AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,

@@ -3,7 +3,7 @@
 //! **Memory.** A value gets a buffer when it is computed and gives it back after its last use, so a model needs a
 //! handful of buffers however many layers it has. An operation never writes a buffer it reads.
 //!
-//! **Quantised inputs.** Products with integer weights read activations in eight bits. Each value that needs it is
+//! **Quantised inputs.** Products with integer weights read activations in sixteen bits. Each value that needs it is
 //! quantised once, however many products read it.
 //!
 //! **Barriers.** Workers run the schedule side by side. An operation waits for the others only if it touches memory
@@ -192,7 +192,7 @@ impl<'a> Tasks<'a> {
         let mut quantized = vec![false; graph.widths.len()];
         for op in &graph.ops {
             if let Op::MatMul { x, weight, .. } = *op
-                && precisions[weight.0 as usize] == Precision::Q8
+                && precisions[weight.0 as usize] == Precision::Q16
                 && !std::mem::replace(&mut quantized[x.0 as usize], true)
             {
                 list.push(Task::Quantize(x));
@@ -210,7 +210,7 @@ impl<'a> Tasks<'a> {
         match task {
             Task::Angles => vec![],
             Task::Quantize(x) => vec![x.0 as usize],
-            Task::Op(Op::MatMul { x, weight, .. }) if self.precisions[weight.0 as usize] == Precision::Q8 => {
+            Task::Op(Op::MatMul { x, weight, .. }) if self.precisions[weight.0 as usize] == Precision::Q16 => {
                 vec![self.copy_of(*x)]
             }
             Task::Op(op) => inputs(op).iter().map(|v| v.0 as usize).collect(),
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn memory_does_not_grow_with_layers() {
-        for precision in [Precision::Float, Precision::Q8] {
+        for precision in [Precision::Float, Precision::Q16] {
             let few = compiled(&model(2), precision).buffers.len();
             assert_eq!(compiled(&model(9), precision).buffers.len(), few);
         }
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn values_alive_at_the_same_time_have_buffers_of_their_own() {
-        for precision in [Precision::Float, Precision::Q8] {
+        for precision in [Precision::Float, Precision::Q16] {
             let graph = model(2);
             let precisions = vec![precision; graph.weights.len()];
             let tasks = Tasks::new(&graph, &precisions);
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn products_that_share_an_input_share_its_quantised_copy() {
-        let schedule = compiled(&model(1), Precision::Q8);
+        let schedule = compiled(&model(1), Precision::Q16);
         let copies = schedule.stages.iter().filter(|s| matches!(s.task, Task::Quantize(_))).count();
         assert_eq!(copies, 5, "q, k and v; output; gate and up; down; logits");
     }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::compile::{Rows, Schedule, Task};
 use super::{Attend, AttentionKernels, LayerStep};
-use crate::cpu::matmul::{Output, Precision, Scratch, matmul_float, matmul_q8, precision, quantize_activations};
+use crate::cpu::matmul::{Output, Precision, Scratch, matmul_float, matmul_q16, precision, quantize_activations};
 use crate::cpu::pool::Worker;
 use crate::cpu::rope::Rotary;
 use crate::cpu::simd::Isa;
@@ -184,10 +184,10 @@ impl Run<'_> {
             let out = Output::shared(self.pointer(out), all.len(), w.rows(), bias);
             match precision(w.ty()) {
                 Precision::Float => matmul_float(self.isa, &w, self.rows(x, &all), columns, out, scratch),
-                Precision::Q8 => {
+                Precision::Q16 => {
                     let (copy, words) = self.copy(x);
                     let x = self.buffers.range(copy, 0..all.len() * words);
-                    matmul_q8(self.isa, &w, x, columns, out, scratch);
+                    matmul_q16(self.isa, &w, x, columns, out, scratch);
                 }
             }
         }

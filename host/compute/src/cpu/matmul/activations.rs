@@ -1,4 +1,4 @@
-//! Activations quantised to eight bits: blocks of 32 codes with one f32 scale, and the sums of their values.
+//! Activations quantised to sixteen bits: blocks of 32 codes with one f32 scale, and the sums of their values.
 //!
 //! A row is kept in one run of f32-sized words, so that it lives in an executor's ordinary buffers: the codes, the
 //! scales, the sums of each 32 values, the sums of each 16. Scales and sums are padded with zeros to whole vectors.
@@ -26,7 +26,7 @@ impl Layout {
     pub(super) fn new(cols: usize) -> Layout {
         assert!(cols.is_multiple_of(BLOCK), "a row of {cols} does not divide into blocks of {BLOCK}");
         let (blocks, halves) = ((cols / BLOCK).next_multiple_of(PAD), (cols / 16).next_multiple_of(PAD));
-        let scales = cols / 4;
+        let scales = cols / 2;
         let sums32 = scales + blocks;
         let sums16 = sums32 + blocks;
         Layout { cols, scales, sums32, sums16, words: sums16 + halves }
@@ -59,16 +59,16 @@ fn quantize(x: &[f32], row: &mut [f32]) {
     assert_eq!(row.len(), layout.words, "words of a quantised row");
     let (codes, rest) = row.split_at_mut(layout.scales);
     rest.fill(0.0);
-    let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
+    let codes: &mut [i16] = bytemuck::cast_slice_mut(codes);
     for (b, (x, codes)) in x.as_chunks::<BLOCK>().0.iter().zip(codes.as_chunks_mut::<BLOCK>().0).enumerate() {
         // Magnitudes compare like their bits, and what is no number is the greatest.
         let peak = f32::from_bits(x.iter().fold(0, |m, v| m.max(v.abs().to_bits())));
-        let scale = peak / 127.0;
-        let inverse = if peak > 0.0 { 127.0 / peak } else { 0.0 };
+        let scale = peak / 32767.0;
+        let inverse = if peak > 0.0 { 32767.0 / peak } else { 0.0 };
         for i in 0..BLOCK {
             codes[i] = nearest(x[i] * inverse);
         }
-        let sum = |codes: &[i8]| codes.iter().map(|c| i32::from(*c)).sum::<i32>() as f32 * scale;
+        let sum = |codes: &[i16]| codes.iter().map(|c| i32::from(*c)).sum::<i32>() as f32 * scale;
         let (first, second) = (sum(&codes[..16]), sum(&codes[16..]));
         rest[b] = scale;
         rest[layout.sums32 - layout.scales + b] = first + second;
@@ -77,11 +77,11 @@ fn quantize(x: &[f32], row: &mut [f32]) {
     }
 }
 
-/// The nearest whole number, for |x| up to 127: adding 1.5·2²³ leaves it in the low bits. What is infinite or no number
+/// The nearest whole number, for |x| up to 32767: adding 1.5·2²³ leaves it in the low bits. What is infinite or no number
 /// gives some code; its block's scale carries it into the result.
 #[inline(always)]
-fn nearest(x: f32) -> i8 {
-    (x + 12_582_912.0).to_bits() as i8
+fn nearest(x: f32) -> i16 {
+    (x + 12_582_912.0).to_bits() as i16
 }
 
 #[cfg(test)]
@@ -95,12 +95,12 @@ mod tests {
             let mut row = vec![f32::NAN; quantized_words(96)];
             quantize_activations(isa, &x, &mut row);
             let layout = Layout::new(96);
-            let codes: &[i8] = bytemuck::cast_slice(&row[..layout.scales]);
+            let codes: &[i16] = bytemuck::cast_slice(&row[..layout.scales]);
             for b in 0..3 {
                 let scale = row[layout.scales + b];
                 let values: Vec<f32> = (0..32).map(|i| f32::from(codes[b * 32 + i]) * scale).collect();
                 for (v, x) in values.iter().zip(&x[b * 32..]) {
-                    assert!((v - x).abs() <= scale * 0.5001, "{v} {x}");
+                    assert!((v - x).abs() <= scale * 0.51, "{v} {x}");
                 }
                 let close = |sum: f32, values: &[f32]| (sum - values.iter().sum::<f32>()).abs() < 1e-4;
                 assert!(close(row[layout.sums32 + b], &values));

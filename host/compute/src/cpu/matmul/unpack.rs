@@ -1,4 +1,4 @@
-//! Quantised weight rows as byte codes with scales and minima: the form in which [`int8`](super::int8) multiplies.
+//! Quantised weight rows as byte codes with scales and minima: the form in which [`integer`](super::integer) multiplies.
 //!
 //! Value `i` of sub-block `s` is `scale[s]·code[i] + min[s]`, for sub-blocks of 32 or 16 values. A constant that a
 //! format takes from its codes (8 in Q4_0, 32 in Q6_K) goes into the minimum, so that codes are small and unsigned;
@@ -290,7 +290,7 @@ mod tests {
                 unpack(isa, ty, &bytes, row);
                 for (i, e) in expected.iter().enumerate() {
                     let code = if form.signed { f32::from(codes[i] as i8) } else { f32::from(codes[i]) };
-                    assert!(form.signed || codes[i] < 64, "{ty}: a code that a byte product may overflow on");
+                    assert!(form.signed || codes[i] < 64, "{ty}: a code beyond six bits");
                     let value = scales[i / form.sub] * code + minima[i / form.sub];
                     assert!((value - e).abs() <= 1e-5 * e.abs().max(1.0), "{ty} {isa:?} value {i}: {value} {e}");
                 }

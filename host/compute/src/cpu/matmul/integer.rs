@@ -1,11 +1,8 @@
 //! Integer panels: unpacked weight rows times quantised activation rows.
 //!
-//! Of each block of 32 values the byte products are summed in 32 bits, exactly, and enter an f32 sum with the product
-//! of both scales; the weights' minima meet the activations' sums in a second, short dot product. As in
+//! Of each block of 32 values the products of codes are summed in 32 bits, exactly, and enter an f32 sum with the
+//! product of both scales; the weights' minima meet the activations' sums in a second, short dot product. As in
 //! [`float`](super::float), every sum has the same order whatever the tile's shape.
-//!
-//! The processor multiplies unsigned by signed bytes. Unsigned forms fit; for the signed one the 256-bit kernels move
-//! the weight's sign to the activation, and the 512-bit kernel adds 128 to the weight and takes it out again.
 
 use super::Output;
 use super::activations::Layout;
@@ -168,7 +165,7 @@ impl Kernel for Portable {
                         std::slice::from_raw_parts(panel.codes.add(r * layout.cols), layout.cols),
                         std::slice::from_raw_parts(panel.scales.add(r * panel.stride), subs),
                         std::slice::from_raw_parts(panel.minima.add(r * panel.stride), subs),
-                        std::slice::from_raw_parts(row.cast::<i8>(), layout.cols),
+                        std::slice::from_raw_parts(row.cast::<i16>(), layout.cols),
                         std::slice::from_raw_parts(row.add(layout.scales), layout.cols / 32),
                         std::slice::from_raw_parts(row.add(at), subs),
                     )
@@ -200,7 +197,7 @@ mod x86 {
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn panel_avx2(panel: Panel, input: Input, first: usize, out: Output<'_>) {
         // SAFETY: the caller's promises.
-        unsafe { panel_of::<Bytes256<false>, 2, 4>(panel, input, first, out) }
+        unsafe { panel_of::<Lanes256<false>, 2, 4>(panel, input, first, out) }
     }
 
     /// # Safety
@@ -208,7 +205,7 @@ mod x86 {
     #[target_feature(enable = "avx2,fma,avxvnni")]
     pub(super) unsafe fn panel_avxvnni(panel: Panel, input: Input, first: usize, out: Output<'_>) {
         // SAFETY: the caller's promises.
-        unsafe { panel_of::<Bytes256<true>, 2, 4>(panel, input, first, out) }
+        unsafe { panel_of::<Lanes256<true>, 2, 4>(panel, input, first, out) }
     }
 
     /// # Safety
@@ -216,7 +213,7 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) unsafe fn panel_avx512(panel: Panel, input: Input, first: usize, out: Output<'_>) {
         // SAFETY: the caller's promises.
-        unsafe { panel_of::<Bytes512, 4, 4>(panel, input, first, out) }
+        unsafe { panel_of::<Lanes512, 4, 4>(panel, input, first, out) }
     }
 
     /// Adds the products of minima and sums: `n` vectors of `S`, the last one padded with zeros.
@@ -245,26 +242,31 @@ mod x86 {
         acc
     }
 
-    /// 256-bit products, with the byte dot product instruction or without.
-    struct Bytes256<const VNNI: bool>;
+    /// 256-bit products, with the 16-bit dot product instruction or without.
+    struct Lanes256<const VNNI: bool>;
 
-    impl<const VNNI: bool> Bytes256<VNNI> {
-        /// Sums of four products each; `u` unsigned (at most 128), `s` signed.
+    impl<const VNNI: bool> Lanes256<VNNI> {
+        /// `sum` and the products of 16 codes, two a lane.
         #[inline(always)]
-        unsafe fn dot(u: __m256i, s: __m256i) -> __m256i {
+        unsafe fn add_dot(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
             // SAFETY: the processor has AVX2, and AVX-VNNI where `VNNI` says so, by the caller's promise.
             unsafe {
-                if VNNI {
-                    _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), u, s)
-                } else {
-                    // Pairs cannot overflow 16 bits: 2 · 128 · 127 is the most.
-                    _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1))
-                }
+                if VNNI { _mm256_dpwssd_avx_epi32(sum, w, a) } else { _mm256_add_epi32(sum, _mm256_madd_epi16(w, a)) }
+            }
+        }
+
+        /// Sixteen codes of a weight row, in 16 bits.
+        #[inline(always)]
+        unsafe fn codes<const SIGNED: bool>(codes: *const u8) -> __m256i {
+            // SAFETY: sixteen readable bytes and AVX2 by the caller's promise.
+            unsafe {
+                let bytes = _mm_loadu_si128(codes.cast());
+                if SIGNED { _mm256_cvtepi8_epi16(bytes) } else { _mm256_cvtepu8_epi16(bytes) }
             }
         }
     }
 
-    impl<const VNNI: bool> Kernel for Bytes256<VNNI> {
+    impl<const VNNI: bool> Kernel for Lanes256<VNNI> {
         #[inline(always)]
         unsafe fn tile<const R: usize, const T: usize, const SIGNED: bool, const SUB16: bool>(
             panel: Panel,
@@ -274,30 +276,32 @@ mod x86 {
             // SAFETY: rows have `cols` codes and a scale for each sub-block, and the instruction set is there, all by
             // the caller's promise.
             unsafe {
+                let zero = _mm256_setzero_si256();
                 let mut acc = [[F32x8::zero(); R]; T];
                 for b in 0..layout.cols / 32 {
-                    let w: [__m256i; R] =
-                        std::array::from_fn(|r| _mm256_loadu_si256(panel.codes.add(r * layout.cols + b * 32).cast()));
-                    let scales: [__m256; R] = std::array::from_fn(|r| {
-                        let s = panel.scales.add(r * panel.stride);
-                        if SUB16 {
-                            _mm256_set_m128(_mm_set1_ps(*s.add(2 * b + 1)), _mm_set1_ps(*s.add(2 * b)))
-                        } else {
-                            _mm256_set1_ps(*s.add(b))
-                        }
+                    let w: [[__m256i; 2]; R] = std::array::from_fn(|r| {
+                        let codes = panel.codes.add(r * layout.cols + b * 32);
+                        [Self::codes::<SIGNED>(codes), Self::codes::<SIGNED>(codes.add(16))]
                     });
                     for t in 0..T {
                         let row = words.add(t * layout.words);
-                        let a = _mm256_loadu_si256(row.cast::<u8>().add(b * 32).cast());
+                        let a: *const __m256i = row.add(b * 16).cast();
+                        let a = [_mm256_loadu_si256(a), _mm256_loadu_si256(a.add(1))];
                         let scale = _mm256_set1_ps(*row.add(layout.scales + b));
                         for r in 0..R {
-                            let dot = if SIGNED {
-                                Self::dot(_mm256_abs_epi8(w[r]), _mm256_sign_epi8(a, w[r]))
+                            let scales = panel.scales.add(r * panel.stride);
+                            let first = Self::add_dot(zero, w[r][0], a[0]);
+                            if SUB16 {
+                                let second = Self::add_dot(zero, w[r][1], a[1]);
+                                for (dot, s) in [(first, 2 * b), (second, 2 * b + 1)] {
+                                    let scale = F32x8(_mm256_mul_ps(_mm256_set1_ps(*scales.add(s)), scale));
+                                    acc[t][r] = acc[t][r].add_product(F32x8(_mm256_cvtepi32_ps(dot)), scale);
+                                }
                             } else {
-                                Self::dot(w[r], a)
-                            };
-                            let scale = F32x8(_mm256_mul_ps(scales[r], scale));
-                            acc[t][r] = acc[t][r].add_product(F32x8(_mm256_cvtepi32_ps(dot)), scale);
+                                let dot = Self::add_dot(first, w[r][1], a[1]);
+                                let scale = F32x8(_mm256_mul_ps(_mm256_set1_ps(*scales.add(b)), scale));
+                                acc[t][r] = acc[t][r].add_product(F32x8(_mm256_cvtepi32_ps(dot)), scale);
+                            }
                         }
                     }
                 }
@@ -309,72 +313,48 @@ mod x86 {
         }
     }
 
-    /// 512-bit products with the byte dot product instruction, two blocks at a time.
-    struct Bytes512;
+    /// 512-bit products with the 16-bit dot product instruction.
+    struct Lanes512;
 
-    impl Bytes512 {
-        /// The scales of two blocks from `s` on, each over its values' sums.
-        #[inline(always)]
-        unsafe fn two_scales(s: *const f32) -> __m512 {
-            // SAFETY: two readable elements and AVX-512 by the caller's promise.
-            unsafe {
-                let pair = _mm512_castpd_ps(_mm512_set1_pd(s.cast::<f64>().read_unaligned()));
-                let lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-                _mm512_permutexvar_ps(lanes, pair)
-            }
-        }
-
-        /// The scales of four half blocks from `s` on.
-        #[inline(always)]
-        unsafe fn four_scales(s: *const f32) -> __m512 {
-            // SAFETY: four readable elements and AVX-512 by the caller's promise.
-            unsafe {
-                let lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-                _mm512_permutexvar_ps(lanes, _mm512_broadcast_f32x4(_mm_loadu_ps(s)))
-            }
-        }
-    }
-
-    impl Kernel for Bytes512 {
+    impl Kernel for Lanes512 {
         #[inline(always)]
         unsafe fn tile<const R: usize, const T: usize, const SIGNED: bool, const SUB16: bool>(
             panel: Panel,
             words: *const f32,
             layout: Layout,
         ) -> [[f32; R]; T] {
-            // SAFETY: rows have `cols` codes and padded scales, and the instruction set is there, by the caller's
-            // promise. Half of the last vector is masked out when the number of blocks is odd.
+            // SAFETY: rows have `cols` codes and a scale for each sub-block, and the instruction set is there, all by
+            // the caller's promise.
             unsafe {
                 let mut acc = [[F32x16::zero(); R]; T];
-                let top = _mm512_set1_epi8(-128);
-                let mut b = 0;
-                while b < layout.cols / 32 {
-                    let mask: __mmask64 = if b + 1 < layout.cols / 32 { !0 } else { 0xFFFF_FFFF };
+                for b in 0..layout.cols / 32 {
                     let w: [__m512i; R] = std::array::from_fn(|r| {
-                        let w = _mm512_maskz_loadu_epi8(mask, panel.codes.add(r * layout.cols + b * 32).cast());
-                        if SIGNED { _mm512_xor_si512(w, top) } else { w }
+                        let codes = _mm256_loadu_si256(panel.codes.add(r * layout.cols + b * 32).cast());
+                        if SIGNED { _mm512_cvtepi8_epi16(codes) } else { _mm512_cvtepu8_epi16(codes) }
                     });
                     let scales: [__m512; R] = std::array::from_fn(|r| {
                         let s = panel.scales.add(r * panel.stride);
-                        if SUB16 { Self::four_scales(s.add(2 * b)) } else { Self::two_scales(s.add(b)) }
+                        if SUB16 {
+                            // Eight lanes hold the first sixteen values, eight the others.
+                            _mm512_mask_blend_ps(
+                                0xFF00,
+                                _mm512_set1_ps(*s.add(2 * b)),
+                                _mm512_set1_ps(*s.add(2 * b + 1)),
+                            )
+                        } else {
+                            _mm512_set1_ps(*s.add(b))
+                        }
                     });
                     for t in 0..T {
                         let row = words.add(t * layout.words);
-                        let a = _mm512_maskz_loadu_epi8(mask, row.cast::<i8>().add(b * 32));
-                        let scale = Self::two_scales(row.add(layout.scales + b));
-                        let start = if SIGNED {
-                            let shift = _mm512_dpbusd_epi32(_mm512_setzero_si512(), top, a);
-                            _mm512_sub_epi32(_mm512_setzero_si512(), shift)
-                        } else {
-                            _mm512_setzero_si512()
-                        };
+                        let a = _mm512_loadu_si512(row.add(b * 16).cast());
+                        let scale = _mm512_set1_ps(*row.add(layout.scales + b));
                         for r in 0..R {
-                            let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, w[r], a));
+                            let dot = _mm512_cvtepi32_ps(_mm512_dpwssd_epi32(_mm512_setzero_si512(), w[r], a));
                             let scale = F32x16(_mm512_mul_ps(scales[r], scale));
                             acc[t][r] = acc[t][r].add_product(F32x16(dot), scale);
                         }
                     }
-                    b += 2;
                 }
                 if !SIGNED {
                     acc = add_minima::<F32x16, R, T, SUB16>(acc, panel, words, layout);
