@@ -2,10 +2,10 @@
 //! Each is refused in one sentence or quarantined, the process lives, and the next load works.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use expect_test::{Expect, expect};
-use opencoti_plugin_api::host::{AdmissionPlugin, Codec, Instance, NoSink, ResidencyPlugin};
+use opencoti_plugin_api::host::{AdmissionPlugin, Codec, Instance, NoSink, ResidencyPlugin, Sink};
 use opencoti_plugin_api::kv_codec::Side;
 use opencoti_plugin_api::{Error, PAGE_TOKENS, Status};
 use opencoti_registry::{PluginEntry, PluginInfo, Refusal, Registry, RegistryConfig, State, inspect};
@@ -551,6 +551,42 @@ fn a_config_the_plugin_refuses_is_its_own_sentence() {
         bench.load(faulty(json!({"after": "soon"}))),
         expect![[r#"plugin `faulty` did not start: config key `after` of faulty is "soon", expected a count"#]],
     );
+}
+
+#[test]
+fn log_lines_and_gauges_of_a_plugin_reach_the_sink_under_its_name() {
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<String>>);
+    impl Sink for Heard {
+        fn log(&self, plugin: &str, level: u32, message: &str) {
+            self.0.lock().unwrap().push(format!("{plugin} {level} {message}"));
+        }
+        fn gauge(&self, plugin: &str, name: &str, value: f64) {
+            self.0.lock().unwrap().push(format!("{plugin} {name}={value}"));
+            panic!("a sink that panics is the host's own trouble, not the plugin's");
+        }
+    }
+    let bench = Bench::new();
+    let heard = Arc::new(Heard::default());
+    let plugins = vec![faulty(json!({})), at("c-codec", bench.c_codec("codec.so", &[]))];
+    let registry = Registry::load_with(&bench.config(plugins), Arc::clone(&heard) as Arc<dyn Sink>).unwrap();
+    let expected = ["faulty 4 ready to fail", "faulty faults=1", "c-codec 3 hello from C"];
+    assert_eq!(*heard.0.lock().unwrap(), expected);
+    assert!(registry.describe().iter().all(|p| p.state == State::Active));
+}
+
+#[test]
+#[cfg(unix)]
+fn a_file_that_may_not_be_read_is_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let bench = Bench::new();
+    let path = bench.write("secret.so", b"x");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    // The superuser reads everything; there the file is refused for what it is.
+    if std::fs::read(&path).is_err() {
+        let text = bench.inspect(&path).unwrap_err().to_string();
+        assert!(text.contains("cannot be read (") && text.contains("make it readable"), "{text}");
+    }
 }
 
 #[test]

@@ -32,7 +32,8 @@ pub struct PluginInfo {
     pub config_schema: Option<Value>,
     /// Codecs it offers; empty when it is no codec plugin or was not started.
     pub codecs: Vec<CodecOffer>,
-    /// Whether it is in use.
+    /// Whether it is in use; as JSON the fields `state` and, in quarantine, `reason`.
+    #[serde(flatten)]
     pub state: State,
     /// Control calls so far (calls per tile are not counted).
     pub calls: u64,
@@ -59,4 +60,21 @@ pub enum State {
     Active,
     /// It panicked; the host makes no further call to it. The reason is its panic's text.
     Quarantined(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_a_word_and_a_quarantine_has_its_reason() {
+        #[derive(Serialize)]
+        struct Shown {
+            #[serde(flatten)]
+            state: State,
+        }
+        let json = |state| serde_json::to_string(&Shown { state }).unwrap();
+        assert_eq!(json(State::Active), r#"{"state":"active"}"#);
+        assert_eq!(json(State::Quarantined("it panicked".into())), r#"{"state":"quarantined","reason":"it panicked"}"#);
+    }
 }
