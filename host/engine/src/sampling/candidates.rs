@@ -15,8 +15,19 @@ pub(crate) struct Candidate {
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Candidates {
     pub(crate) items: Vec<Candidate>,
-    /// Whether `items` is in order of falling logit.
-    sorted: bool,
+    order: Order,
+}
+
+/// How the candidates lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Order {
+    /// By rising id, as they were taken.
+    #[default]
+    Id,
+    /// By falling logit.
+    Logit,
+    /// In no particular order.
+    None,
 }
 
 /// Order of falling logit; equal logits keep the smaller id first, so that ties are broken the same way everywhere.
@@ -28,11 +39,66 @@ impl Candidates {
     /// Takes every token whose logit is above −∞ and which `allowed` lets through.
     pub(crate) fn fill(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) {
         self.items.clear();
-        self.sorted = false;
+        self.order = Order::Id;
         for (id, &logit) in logits.iter().enumerate() {
             let id = id as u32;
             if logit > f32::NEG_INFINITY && allowed(id) {
                 self.items.push(Candidate { id, logit, p: 0.0 });
+            }
+        }
+    }
+
+    /// Takes the `k` highest of what [`Candidates::fill`] would take, in order, without looking at the others twice.
+    pub(crate) fn fill_highest(&mut self, logits: &[f32], k: usize, allowed: impl Fn(u32) -> bool) {
+        self.items.clear();
+        // With room for twice as many, the floor rises once in `k` takings.
+        let room = k.saturating_mul(2).min(logits.len());
+        let mut floor = f32::NEG_INFINITY;
+        for (id, &logit) in logits.iter().enumerate() {
+            if logit > floor && allowed(id as u32) {
+                self.items.push(Candidate { id: id as u32, logit, p: 0.0 });
+                if self.items.len() == room && k < room {
+                    self.items.select_nth_unstable_by(k - 1, by_logit);
+                    self.items.truncate(k);
+                    floor = self.items[k - 1].logit;
+                }
+            }
+        }
+        self.order = Order::None;
+        self.keep_highest(k);
+    }
+
+    /// Changes the logits of the given tokens, where they are candidates.
+    pub(crate) fn adjust(&mut self, changes: impl Iterator<Item = (u32, impl Fn(f32) -> f32)>) {
+        for (id, change) in changes {
+            let at = match self.order {
+                Order::Id => self.items.binary_search_by_key(&id, |c| c.id).ok(),
+                Order::Logit | Order::None => self.items.iter().position(|c| c.id == id),
+            };
+            if let Some(at) = at {
+                self.items[at].logit = change(self.items[at].logit);
+            }
+        }
+        if self.order == Order::Logit {
+            self.order = Order::None;
+        }
+    }
+
+    /// Drops a tail that holds less than `1 − mass` of the probability, where that can be seen without sorting all.
+    /// At least `least` are left. Needs [`Candidates::softmax`].
+    pub(crate) fn narrow(&mut self, mass: f32, least: usize) {
+        if self.order == Order::Logit {
+            return;
+        }
+        for k in [256usize, 4096] {
+            if k < least || k >= self.items.len() {
+                continue;
+            }
+            self.items.select_nth_unstable_by(k - 1, by_logit);
+            self.order = Order::None;
+            // A margin, since the sum depends on the order of its terms.
+            if self.items[..k].iter().map(|c| f64::from(c.p)).sum::<f64>() >= f64::from(mass) + 1e-4 {
+                return self.items.truncate(k);
             }
         }
     }
@@ -43,22 +109,23 @@ impl Candidates {
 
     /// Says that logits were changed one by one, so that the order no longer holds.
     pub(crate) fn disorder(&mut self) {
-        self.sorted = false;
+        self.order = Order::None;
     }
 
     /// Brings the candidates in order of falling logit.
     pub(crate) fn sort(&mut self) {
-        if !self.sorted {
+        if self.order != Order::Logit {
             self.items.sort_unstable_by(by_logit);
-            self.sorted = true;
+            self.order = Order::Logit;
         }
     }
 
     /// Keeps the `k` highest logits, in order.
     pub(crate) fn keep_highest(&mut self, k: usize) {
         if k < self.items.len() {
-            if !self.sorted {
+            if self.order != Order::Logit {
                 self.items.select_nth_unstable_by(k, by_logit);
+                self.order = Order::None;
             }
             self.items.truncate(k);
         }
@@ -135,6 +202,34 @@ pub(crate) mod tests {
         let mut c = Candidates::default();
         c.fill(&[1.0, f32::NEG_INFINITY, 2.0, 3.0], |id| id != 3);
         assert_eq!(ids(&c), [0, 2]);
+    }
+
+    #[test]
+    fn narrowing_keeps_the_nucleus() {
+        let logits: Vec<f32> = (0..10_000).map(|i| -((i * 7919 % 10_000) as f32) / 50.0).collect();
+        for (mass, kept) in [(0.9, 256), (0.999, 4096), (0.999_99, 10_000)] {
+            let mut c = Candidates::default();
+            c.fill(&logits, |_| true);
+            c.softmax();
+            c.narrow(mass, 0);
+            assert_eq!(c.len(), kept, "{mass}");
+            assert!(c.items.iter().map(|c| c.p).sum::<f32>() >= mass);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn taking_the_highest_at_once_is_the_same_as_taking_all_first(
+            logits in proptest::collection::vec(-4i8..4, 1..60),
+            k in 1usize..70,
+        ) {
+            let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
+            let (mut a, mut b) = (Candidates::default(), Candidates::default());
+            a.fill(&logits, |id| id % 5 != 0);
+            a.keep_highest(k);
+            b.fill_highest(&logits, k, |id| id % 5 != 0);
+            proptest::prop_assert_eq!(a.items, b.items);
+        }
     }
 
     #[test]

@@ -85,15 +85,12 @@ impl Dry {
             return;
         }
         let max_exponent = if self.base > 1.000_001 { MAX_LN / self.base.ln() } else { f32::INFINITY };
-        for item in &mut c.items {
-            if let Some(&length) = self.repeats.get(&item.id)
-                && !self.is_breaker(item.id)
-            {
-                let exponent = ((length - self.allowed_length) as f32).min(max_exponent);
-                item.logit = (item.logit - self.multiplier * self.base.powf(exponent)).clamp(f32::MIN, f32::MAX);
-            }
-        }
-        c.disorder();
+        let penalty = |(&id, &length): (&u32, &usize)| {
+            let exponent = ((length - self.allowed_length) as f32).min(max_exponent);
+            let loss = self.multiplier * self.base.powf(exponent);
+            (id, move |logit: f32| (logit - loss).clamp(f32::MIN, f32::MAX))
+        };
+        c.adjust(self.repeats.iter().filter(|(id, _)| !self.is_breaker(**id)).map(penalty));
     }
 
     fn is_breaker(&self, token: u32) -> bool {

@@ -111,6 +111,8 @@ pub struct Sampler {
     dry_window: usize,
     mirostat: Mirostat,
     adaptive: Adaptive,
+    /// How many of the highest logits suffice, when the chain begins by cutting all others off.
+    sufficient: Option<usize>,
 }
 
 /// Size of a window over the history, where −1 stands for all of it.
@@ -123,7 +125,8 @@ impl Sampler {
     pub fn new(params: SamplingParams, vocab: Arc<Vocab>) -> Result<Self, SampleError> {
         let params = params.checked(vocab.len())?;
         let seed = if params.seed < 0 { rand::rng().random() } else { params.seed as u32 };
-        Ok(Self {
+        let mut sampler = Self {
+            sufficient: None,
             seed,
             rng: ChaCha12Rng::seed_from_u64(seed.into()),
             candidates: Candidates::default(),
@@ -142,7 +145,33 @@ impl Sampler {
             adaptive: Adaptive::new(params.adaptive_target, params.adaptive_decay),
             params,
             vocab,
-        })
+        };
+        sampler.sufficient = sampler.sufficient();
+        Ok(sampler)
+    }
+
+    /// See the field.
+    fn sufficient(&self) -> Option<usize> {
+        let p = &self.params;
+        let greedy = p.temperature <= 0.0;
+        if p.mirostat > 0 && !greedy {
+            return None;
+        }
+        for kind in &p.samplers {
+            match kind {
+                SamplerKind::Penalties if self.penalties.is_active() => return None,
+                SamplerKind::Dry if self.dry.is_active() => return None,
+                SamplerKind::TopK if p.top_k > 0 && !greedy => return Some((p.top_k as usize).max(p.min_keep)),
+                SamplerKind::TopNSigma if p.top_n_sigma > 0.0 && !greedy => return None,
+                SamplerKind::TypicalP if p.typical_p < 1.0 && !greedy => return None,
+                SamplerKind::TopP if p.top_p < 1.0 && !greedy => return None,
+                SamplerKind::MinP if p.min_p > 0.0 && !greedy => return None,
+                SamplerKind::Xtc if p.xtc_probability > 0.0 && !greedy => return None,
+                SamplerKind::Temperature if !greedy => return None,
+                _ => {}
+            }
+        }
+        greedy.then_some(1)
     }
 
     /// The seed in use: the request's, or the random one that was drawn.
@@ -185,8 +214,8 @@ impl Sampler {
         let raw = self.raw_probabilities(logits);
         self.apply_bias(logits);
         match mask {
-            Some(mask) => self.candidates.fill(logits, |id| (id as usize) < mask.len() && mask.is_allowed(id)),
-            None => self.candidates.fill(logits, |_| true),
+            Some(mask) => self.gather(logits, |id| (id as usize) < mask.len() && mask.is_allowed(id)),
+            None => self.gather(logits, |_| true),
         }
         if self.candidates.len() == 0 {
             return Err(SampleError::NoCandidate);
@@ -207,11 +236,23 @@ impl Sampler {
         })
     }
 
+    fn gather(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) {
+        match self.sufficient {
+            Some(k) => self.candidates.fill_highest(logits, k, allowed),
+            None => self.candidates.fill(logits, allowed),
+        }
+    }
+
     fn check(&self, logits: &[f32]) -> Result<(), SampleError> {
         if logits.len() != self.vocab.len() {
             return Err(SampleError::WrongLength { found: logits.len(), expected: self.vocab.len() });
         }
-        match logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
+        // One comparison rules out NaN and +∞; without an early exit it is done on whole vectors.
+        let sound = |l: &f32| *l < f32::INFINITY;
+        if logits.iter().fold(true, |all, l| all & sound(l)) {
+            return Ok(());
+        }
+        match logits.iter().position(|l| !sound(l)) {
             Some(i) => Err(SampleError::NotANumber { token: i as u32, value: logits[i] }),
             None => Ok(()),
         }
@@ -340,8 +381,7 @@ impl RawProbabilities {
 
     fn top(&self, n: usize) -> Vec<TokenProb> {
         let mut c = Candidates::default();
-        c.fill(&self.logits, |_| true);
-        c.keep_highest(n);
+        c.fill_highest(&self.logits, n, |_| true);
         c.items.iter().map(|c| TokenProb { id: c.id, logprob: self.logprob(c.id) }).collect()
     }
 }

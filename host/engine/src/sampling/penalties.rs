@@ -40,14 +40,14 @@ impl Penalties {
         if !self.is_active() || self.counts.is_empty() {
             return;
         }
-        for item in &mut c.items {
-            if let Some(&count) = self.counts.get(&item.id) {
-                let scaled = if item.logit > 0.0 { item.logit / self.repeat } else { item.logit * self.repeat };
-                let loss = finite(count as f32 * self.frequency + self.presence);
-                item.logit = finite(finite(scaled) - loss);
-            }
-        }
-        c.disorder();
+        let penalty = |(&id, &count): (&u32, &u32)| {
+            let loss = finite(count as f32 * self.frequency + self.presence);
+            (id, move |logit: f32| {
+                let scaled = if logit > 0.0 { logit / self.repeat } else { logit * self.repeat };
+                finite(finite(scaled) - loss)
+            })
+        };
+        c.adjust(self.counts.iter().map(penalty));
     }
 }
 

@@ -16,8 +16,9 @@ pub(crate) fn top_p(c: &mut Candidates, p: f32, min_keep: usize) {
     if p >= 1.0 {
         return;
     }
-    c.sort();
     c.softmax();
+    c.narrow(p, min_keep);
+    c.sort();
     let mut sum = 0f32;
     let mut keep = c.len();
     for (i, item) in c.items.iter().enumerate() {
