@@ -1,4 +1,7 @@
 //! The kernels, once for every format and instruction set, and the table a codec picks at opening.
+//!
+//! Vectors never pass through a closure (`map`, `from_fn`): a closure that is not inlined lacks the instruction set's
+//! features and costs more than the arithmetic.
 
 use std::mem::MaybeUninit;
 
@@ -176,25 +179,27 @@ unsafe fn score<F: Format, I: Isa>(shape: &Shape, q: &[f32], tile: &[u8], first:
         }
         for (quad, k) in k.chunks_exact(QUAD * d).enumerate().take(n.div_ceil(QUAD)) {
             let at = t + quad * QUAD;
-            let mut put = |r: usize, sums: [f32; QUAD]| {
-                for (to, sum) in scores.row(r)[at..].iter_mut().zip(sums) {
-                    *to = sum;
-                }
-            };
             let mut r = 0;
             while r + 2 <= n_rows {
                 // SAFETY: features by the caller.
                 let [a, b] = unsafe { dots::<I, 2>(&q[r * d..][..2 * d], k, d) };
-                put(r, a);
-                put(r + 1, b);
+                put(scores.row(r), at, a);
+                put(scores.row(r + 1), at, b);
                 r += 2;
             }
             if r < n_rows {
                 // SAFETY: features by the caller.
                 let [a] = unsafe { dots::<I, 1>(&q[r * d..][..d], k, d) };
-                put(r, a);
+                put(scores.row(r), at, a);
             }
         }
+    }
+}
+
+#[inline(always)]
+fn put(row: &mut [f32], at: usize, sums: [f32; QUAD]) {
+    for (to, sum) in row[at..].iter_mut().zip(sums) {
+        *to = sum;
     }
 }
 
@@ -206,15 +211,22 @@ unsafe fn dots<I: Isa, const R: usize>(q: &[f32], k: &[f32], d: usize) -> [[f32;
     unsafe {
         let mut sums = [[I::splat(0.0); QUAD]; R];
         for i in (0..d).step_by(I::LANES) {
-            let q: [I::V; R] = std::array::from_fn(|r| I::load(q.as_ptr().add(r * d + i)));
+            let mut rows = [I::splat(0.0); R];
+            for r in 0..R {
+                rows[r] = I::load(q.as_ptr().add(r * d + i));
+            }
             for t in 0..QUAD {
                 let k = I::load(k.as_ptr().add(t * d + i));
                 for r in 0..R {
-                    sums[r][t] = I::fma(q[r], k, sums[r][t]);
+                    sums[r][t] = I::fma(rows[r], k, sums[r][t]);
                 }
             }
         }
-        sums.map(|row| I::sums(row))
+        let mut out = [[0.0; QUAD]; R];
+        for r in 0..R {
+            out[r] = I::sums(sums[r]);
+        }
+        out
     }
 }
 
@@ -248,12 +260,15 @@ unsafe fn add_weighted<I: Isa>(w: &[f32; TOKENS], v: &[f32], acc: &mut [f32]) {
     assert!(v.len() == TOKENS * d && d.is_multiple_of(I::LANES));
     // SAFETY: the assertion bounds every access; features by the caller.
     unsafe {
-        let w = w.map(|w| I::splat(w));
+        let mut lanes = [I::splat(0.0); TOKENS];
+        for t in 0..TOKENS {
+            lanes[t] = I::splat(w[t]);
+        }
         for i in (0..d).step_by(I::LANES) {
             let to = acc.as_mut_ptr().add(i);
             let mut sum = I::load(to);
             for t in 0..TOKENS {
-                sum = I::fma(w[t], I::load(v.as_ptr().add(t * d + i)), sum);
+                sum = I::fma(lanes[t], I::load(v.as_ptr().add(t * d + i)), sum);
             }
             I::store(to, sum);
         }

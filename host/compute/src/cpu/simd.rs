@@ -106,8 +106,8 @@ pub unsafe trait Lanes: Copy {
     /// See the trait.
     #[inline(always)]
     unsafe fn sums(v: [Self; 4]) -> [f32; 4] {
-        // SAFETY: passed on.
-        v.map(|v| unsafe { v.sum() })
+        // SAFETY: passed on. No closure, which might not be inlined.
+        unsafe { [v[0].sum(), v[1].sum(), v[2].sum(), v[3].sum()] }
     }
 }
 

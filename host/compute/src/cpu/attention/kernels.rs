@@ -1,4 +1,7 @@
 //! Float kernels of attention on decoded tiles, and the online softmax.
+//!
+//! Vectors never pass through a closure (`map`, `from_fn`): a closure that is not inlined lacks the instruction set's
+//! features and costs more than the arithmetic.
 
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{F32x8, F32x16};
@@ -111,15 +114,22 @@ unsafe fn dots<L: Lanes, const R: usize>(q: [&[f32]; R], k: [&[f32]; QUAD], d: u
     let mut out = unsafe {
         let mut sums = [[L::zero(); QUAD]; R];
         for i in (0..whole).step_by(L::N) {
-            let q: [L; R] = std::array::from_fn(|r| L::load(q[r].as_ptr().add(i)));
+            let mut rows = [L::zero(); R];
+            for r in 0..R {
+                rows[r] = L::load(q[r].as_ptr().add(i));
+            }
             for t in 0..QUAD {
                 let k = L::load(k[t].as_ptr().add(i));
                 for r in 0..R {
-                    sums[r][t] = sums[r][t].add_product(q[r], k);
+                    sums[r][t] = sums[r][t].add_product(rows[r], k);
                 }
             }
         }
-        sums.map(|row| L::sums(row))
+        let mut out = [[0.0; QUAD]; R];
+        for r in 0..R {
+            out[r] = L::sums(sums[r]);
+        }
+        out
     };
     for i in whole..d {
         for r in 0..R {
@@ -164,7 +174,10 @@ unsafe fn add_weighted<L: Lanes, const T: usize>(w: &[f32], v: &[f32], acc: &mut
     let whole = d / L::N * L::N;
     // SAFETY: lengths as asserted; instruction set by the caller.
     unsafe {
-        let lanes: [L; T] = std::array::from_fn(|t| L::splat(w[t]));
+        let mut lanes = [L::zero(); T];
+        for t in 0..T {
+            lanes[t] = L::splat(w[t]);
+        }
         for i in (0..whole).step_by(L::N) {
             let mut sum = L::load(acc.as_ptr().add(i));
             for t in 0..T {
