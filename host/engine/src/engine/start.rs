@@ -22,6 +22,10 @@ use crate::text::OutputText;
 /// Waiting for somebody else's prompt must save so many tokens.
 const LEAST_GAIN: usize = 32;
 
+/// A sequence that shares less than one token in so many of the prompt says nothing about which slot is the right one:
+/// all prompts begin alike.
+const LEAST_SIMILARITY: usize = 10;
+
 /// What came of a try to start a request.
 enum Outcome {
     /// It left the queue, into slots or refused.
@@ -131,7 +135,7 @@ impl Core {
         let wish = Wish {
             pinned: request.id_slot,
             session: request.session_id.as_deref(),
-            donor: source.prefix.map(|p| p.donor),
+            donor: source.prefix.filter(|p| p.tokens * LEAST_SIMILARITY >= request.prompt.len()).map(|p| p.donor),
             n: request.n_choices as usize,
         };
         let slots = match pick(&self.slots, wish) {

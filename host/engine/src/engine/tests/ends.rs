@@ -215,6 +215,35 @@ fn a_shutdown_lets_those_who_run_finish_and_refuses_the_rest() {
     assert_eq!(running.answer().unwrap().tokens.len(), 30);
 }
 
+/// Lets everybody in and reserves nothing.
+struct Open;
+
+impl AdmissionDecider for Open {
+    fn decide(&mut self, _: &Request, _: &Snapshot) -> Result<Decision, String> {
+        Ok(Decision {
+            verdict: Verdict::Admit,
+            retry_after_seconds: 1,
+            demand_tokens: 0,
+            warn: false,
+            short_store: None,
+            reason: String::new(),
+        })
+    }
+}
+
+#[test]
+fn without_admission_prompts_that_do_not_fit_together_cost_only_the_younger() {
+    let mut rig = Rig::new(Sizes { capacity: 512, held: true, admission: Some(Box::new(Open)), ..Sizes::default() });
+    let older = rig.start(request(prompt(1, 400), 20));
+    let younger = rig.start(request(prompt(2, 400), 20));
+    rig.until("both hold a slot", |slots| slots.iter().filter(|s| s.task.is_some()).count() == 2);
+    rig.let_go();
+    assert_eq!(older.answer().unwrap().tokens.len(), 20);
+    let error = younger.answer().unwrap_err();
+    assert!(matches!(error, EngineError::Rejected { reason: "kv", .. }), "{error}");
+    rig.close();
+}
+
 /// Says what it is told to say.
 struct Says(Verdict, u64);
 
