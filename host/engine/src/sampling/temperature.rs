@@ -31,9 +31,9 @@ fn scale(c: &mut Candidates, t: f32) {
         }
         return;
     }
-    // The maximum is subtracted first so that a small temperature cannot overflow.
+    // The maximum is subtracted first so that a small temperature cannot overflow upwards; downwards it saturates.
     for item in &mut c.items {
-        item.logit = (item.logit - max) / t;
+        item.logit = ((item.logit - max) / t).max(f32::MIN);
     }
 }
 
@@ -69,6 +69,14 @@ mod tests {
         temperature(&mut c, 1.0, 0.5, 1.0);
         let odds = c.items[0].logit - c.items[1].logit;
         assert!((odds - 4f32.ln() / 1.221_928).abs() < 1e-4, "{odds}");
+    }
+
+    #[test]
+    fn logits_stay_finite_whatever_the_temperature() {
+        let mut c = Candidates::default();
+        c.fill(&[0.0, 3e38, -3e38], |_| true);
+        temperature(&mut c, 0.25, 0.0, 1.0);
+        assert_eq!(c.items.iter().map(|c| c.logit).collect::<Vec<_>>(), [f32::MIN, 0.0, f32::MIN]);
     }
 
     #[test]
