@@ -1,0 +1,166 @@
+//! `GET /props` and `POST /props`.
+
+use axum::Json;
+use axum::extract::State;
+use opencoti_engine::api::EngineInfo;
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use crate::body::{self, Input};
+use crate::error::ApiError;
+use crate::sampling::SamplingSettings;
+use crate::state::{App, Ready};
+
+/// The answer of `GET /props`.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Props {
+    default_generation_settings: DefaultSettings,
+    total_slots: u32,
+    model_alias: String,
+    model_path: String,
+    model_ftype: String,
+    modalities: Modalities,
+    /// Text models have none.
+    media_marker: Option<String>,
+    endpoint_slots: bool,
+    endpoint_props: bool,
+    endpoint_metrics: bool,
+    chat_template: String,
+    chat_template_caps: Value,
+    /// Where the template comes from.
+    chat_template_source: String,
+    bos_token: String,
+    eos_token: String,
+    build_info: String,
+    is_sleeping: bool,
+    cors_proxy_enabled: bool,
+    opencoti: Extras,
+}
+
+/// What holds where a request says nothing.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct DefaultSettings {
+    params: SamplingSettings,
+    n_ctx: u32,
+}
+
+/// What the model understands besides text.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Modalities {
+    vision: bool,
+    audio: bool,
+    video: bool,
+}
+
+/// What llama.cpp's props do not tell.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Extras {
+    kv: Kv,
+    residency: Residency,
+    kv_reuse: KvReuse,
+    /// Most requests that may wait.
+    max_queue: u32,
+}
+
+/// The KV cache.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Kv {
+    /// Codec of the keys as configured.
+    cache_type_k: String,
+    /// Codec of the values as configured.
+    cache_type_v: String,
+    effective: EffectiveKv,
+}
+
+/// The KV cache as it is.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct EffectiveKv {
+    type_k: String,
+    type_v: String,
+    n_cells: u64,
+    n_cells_resident: u64,
+    n_layers_spilling: u32,
+    fully_resident: bool,
+    /// Whether sliding-window layers have a store of their own.
+    is_iswa: bool,
+}
+
+/// Where the cache lives.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Residency {
+    kv_residency_mode: &'static str,
+}
+
+/// Who shares the cache.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct KvReuse {
+    n_parallel: u32,
+    kv_unified: bool,
+}
+
+fn token_text(info: &EngineInfo, token: Option<u32>) -> String {
+    token.and_then(|id| info.tokenizer.token_text(id)).unwrap_or_default().to_owned()
+}
+
+/// Handler of `GET /props`.
+pub(crate) async fn get(State(app): State<App>, ready: Ready) -> Result<Json<Props>, ApiError> {
+    let info = ready.engine.info();
+    let stats = ready.engine.stats().await?;
+    let main = stats.stores.iter().find(|store| store.name == "kv").or(stats.stores.first());
+    let (type_k, type_v) = main.map_or_else(|| info.kv_codecs.clone(), |store| store.codecs.clone());
+    let n_cells = main.map_or(0, |store| store.cells_total);
+    Ok(Json(Props {
+        default_generation_settings: DefaultSettings {
+            params: SamplingSettings::new(info, &info.default_sampling),
+            n_ctx: info.n_ctx,
+        },
+        total_slots: info.n_slots,
+        model_alias: info.model_alias.clone(),
+        model_path: info.model_path.clone(),
+        model_ftype: info.file_type.clone(),
+        modalities: Modalities { vision: false, audio: false, video: false },
+        media_marker: None,
+        endpoint_slots: app.config.slots,
+        endpoint_props: app.config.props,
+        endpoint_metrics: app.config.metrics.is_some(),
+        chat_template: info.template.source().to_owned(),
+        chat_template_caps: json!({}),
+        chat_template_source: info.template_source.clone(),
+        bos_token: token_text(info, info.tokenizer.bos()),
+        eos_token: token_text(info, info.tokenizer.eos()),
+        build_info: app.config.build.clone(),
+        is_sleeping: false,
+        cors_proxy_enabled: false,
+        opencoti: Extras {
+            kv: Kv {
+                cache_type_k: info.kv_codecs.0.clone(),
+                cache_type_v: info.kv_codecs.1.clone(),
+                effective: EffectiveKv {
+                    type_k,
+                    type_v,
+                    n_cells,
+                    n_cells_resident: n_cells,
+                    n_layers_spilling: 0,
+                    fully_resident: true,
+                    is_iswa: stats.stores.iter().any(|store| store.name == "swa"),
+                },
+            },
+            residency: Residency { kv_residency_mode: "resident" },
+            kv_reuse: KvReuse { n_parallel: info.n_slots, kv_unified: true },
+            max_queue: info.max_queue,
+        },
+    }))
+}
+
+/// Handler of `POST /props`. No property can be changed while the server runs, so only an empty object is taken.
+pub(crate) async fn set(State(app): State<App>, _: Ready, input: Input) -> Result<Json<Value>, ApiError> {
+    if !app.config.props {
+        return Err(ApiError::unsupported("this server's properties can't be changed; start it with --props"));
+    }
+    let body = body::object(&input.0)?;
+    match body.as_object().and_then(|fields| fields.keys().next()) {
+        Some(field) => Err(ApiError::field(field, "is no property that can be changed while the server runs")),
+        None => Ok(Json(json!({"success": true}))),
+    }
+}

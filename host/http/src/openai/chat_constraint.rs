@@ -1,0 +1,140 @@
+//! What holds a chat's output to a form: `response_format`, `json_schema`, `grammar`, or the tools.
+
+use opencoti_engine::api::{Constraint, EngineInfo};
+use opencoti_model::chat::{
+    ConstraintOptions, OutputFormat, Tool, ToolChoice, ToolConstraint, tool_constraint,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::body::{Strict, describe};
+use crate::error::ApiError;
+use crate::generation::{Constrained, GenerationFields};
+
+/// `response_format`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, ToSchema)]
+pub(crate) struct ResponseFormat {
+    /// `text`, `json_object` or `json_schema`.
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    /// The schema of `json_schema`.
+    #[schema(value_type = Option<NamedSchema>)]
+    json_schema: Option<Strict<NamedSchema>>,
+    /// A schema for `json_object`.
+    schema: Option<Value>,
+}
+
+/// `response_format.json_schema`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, ToSchema)]
+pub(crate) struct NamedSchema {
+    /// Name of the schema; means nothing here.
+    name: Option<String>,
+    /// The schema.
+    schema: Option<Value>,
+    /// Always enforced, whatever is said here.
+    strict: Option<bool>,
+}
+
+impl ResponseFormat {
+    fn constraint(&self) -> Result<Option<Constrained>, ApiError> {
+        match self.kind.as_deref() {
+            Some("text") => Ok(None),
+            Some("json_object") => match &self.schema {
+                Some(schema) => json_schema(schema, "response_format.schema").map(Some),
+                None => Ok(Some(Constrained {
+                    constraint: Constraint::JsonObject,
+                    field: "response_format".to_owned(),
+                })),
+            },
+            Some("json_schema") => {
+                let schema = self.json_schema.as_ref().and_then(|named| named.0.schema.as_ref());
+                let path = "response_format.json_schema.schema";
+                let schema = schema.ok_or_else(|| ApiError::field(path, "is missing; give a JSON schema"))?;
+                json_schema(schema, path).map(Some)
+            }
+            Some(other) => {
+                let problem = format!("is {other:?}, expected text, json_object or json_schema");
+                Err(ApiError::field("response_format.type", problem))
+            }
+            None => Err(ApiError::field("response_format.type", "is missing, expected text, json_object or json_schema")),
+        }
+    }
+}
+
+fn json_schema(schema: &Value, path: &str) -> Result<Constrained, ApiError> {
+    if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
+        return Err(ApiError::field(path, format!("is {}, expected a JSON schema object", describe(Some(schema)))));
+    }
+    Ok(Constrained { constraint: Constraint::JsonSchema(schema.clone()), field: path.to_owned() })
+}
+
+/// The tools of a request and how they may be called.
+pub(crate) struct Tools {
+    pub(crate) list: Vec<Tool>,
+    pub(crate) choice: ToolChoice,
+    pub(crate) parallel: bool,
+}
+
+impl Tools {
+    /// Whether any may be called.
+    pub(crate) fn are_usable(&self) -> bool {
+        !self.list.is_empty() && self.choice != ToolChoice::None
+    }
+
+    /// The tools that the prompt shows.
+    pub(crate) fn shown(&self) -> &[Tool] {
+        if self.are_usable() { &self.list } else { &[] }
+    }
+
+    fn constraint(&self, info: &EngineInfo, output: OutputFormat) -> Option<Constrained> {
+        let options = ConstraintOptions {
+            parallel: self.parallel,
+            thoughts: output.thoughts,
+            in_thought: output.in_thought,
+            is_special: &|marker| is_special(info, marker),
+        };
+        match tool_constraint(&self.list, &self.choice, options) {
+            ToolConstraint::None => None,
+            ToolConstraint::Lark(grammar) => {
+                Some(Constrained { constraint: Constraint::Lark(grammar), field: "tools".to_owned() })
+            }
+        }
+    }
+}
+
+/// Whether the vocabulary has a marker as a special token.
+pub(crate) fn is_special(info: &EngineInfo, marker: &str) -> bool {
+    info.tokenizer.token_id(marker).is_some_and(|id| info.tokenizer.is_special(id))
+}
+
+/// A request's form constraint, without regard to its tools; at most one of the fields may ask for one.
+pub(crate) fn form(
+    generation: &GenerationFields,
+    format: Option<&ResponseFormat>,
+    tools: &Tools,
+) -> Result<Option<Constrained>, ApiError> {
+    let format = format.map_or(Ok(None), ResponseFormat::constraint)?;
+    let schema = generation.json_schema.as_ref().map(|schema| json_schema(schema, "json_schema")).transpose()?;
+    let mut given = [format, schema, generation.grammar()].into_iter().flatten();
+    let Some(first) = given.next() else { return Ok(None) };
+    if let Some(second) = given.next() {
+        let problem = format!("can't be combined with `{}`; send one of them", first.field);
+        return Err(ApiError::field(second.field, problem));
+    }
+    if tools.are_usable() {
+        let problem = "can't be combined with tools; send one of them, or tool_choice \"none\"";
+        return Err(ApiError::field(first.field, problem));
+    }
+    Ok(Some(first))
+}
+
+/// The constraint of the whole output: its form, or that of tool calls.
+pub(crate) fn constraint(
+    form: Option<Constrained>,
+    tools: &Tools,
+    info: &EngineInfo,
+    output: OutputFormat,
+) -> Option<Constrained> {
+    form.or_else(|| tools.are_usable().then(|| tools.constraint(info, output)).flatten())
+}

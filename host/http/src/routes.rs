@@ -1,0 +1,336 @@
+//! Every route, once: paths, method, whether it needs a key, what goes in and out, and the handler.
+//!
+//! The router and the OpenAPI document are both built from [`ROUTES`].
+
+use axum::extract::FromRef;
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{MethodFilter, MethodRouter, on};
+use axum::{Router, response::IntoResponse};
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::{Ref, RefOr, Schema};
+
+use crate::error::ApiError;
+use crate::native::{completion, embedding, props, slots, tokens};
+use crate::openai::{chat, completions, embeddings, models};
+use crate::state::App;
+use crate::{auth, health, metrics, openapi, plugins, requests, shutdown, wrap};
+
+/// Which surface a route belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// OpenAI's shapes.
+    OpenAi,
+    /// llama.cpp's shapes.
+    Native,
+    /// State of the server, for those who run it.
+    Operations,
+}
+
+impl Family {
+    /// Name of the family in the OpenAPI document.
+    pub(crate) fn tag(self) -> &'static str {
+        match self {
+            Family::OpenAi => "openai",
+            Family::Native => "native",
+            Family::Operations => "operations",
+        }
+    }
+}
+
+/// Named schemas of the document, collected while routes are described.
+pub(crate) type Schemas = Vec<(String, RefOr<Schema>)>;
+
+/// One route under all its paths.
+pub(crate) struct Route {
+    /// Its paths; the first is the one to use.
+    pub(crate) paths: &'static [&'static str],
+    /// Its method.
+    pub(crate) method: Method,
+    /// Served without a key.
+    pub(crate) public: bool,
+    /// Its surface.
+    pub(crate) family: Family,
+    /// One line about it.
+    pub(crate) summary: &'static str,
+    /// Schema of the body.
+    pub(crate) body: Option<fn(&mut Schemas) -> RefOr<Schema>>,
+    /// Schema of the answer.
+    pub(crate) answer: fn(&mut Schemas) -> RefOr<Schema>,
+    /// Media type of the answer.
+    pub(crate) media: &'static str,
+    handler: fn() -> MethodRouter<App>,
+}
+
+/// Refers to a type's schema and collects it with all that it refers to.
+fn schema<T: ToSchema>(schemas: &mut Schemas) -> RefOr<Schema> {
+    schemas.push((T::name().into_owned(), T::schema()));
+    T::schemas(schemas);
+    Ref::from_schema_name(T::name()).into()
+}
+
+fn list_of<T: ToSchema>(schemas: &mut Schemas) -> RefOr<Schema> {
+    utoipa::openapi::schema::ArrayBuilder::new().items(schema::<T>(schemas)).into()
+}
+
+fn text(_: &mut Schemas) -> RefOr<Schema> {
+    ObjectBuilder::new().schema_type(Type::String).into()
+}
+
+fn any(_: &mut Schemas) -> RefOr<Schema> {
+    ObjectBuilder::new().schema_type(utoipa::openapi::schema::SchemaType::AnyValue).into()
+}
+
+fn get<H: Handler<T, App>, T: 'static>(handler: H) -> MethodRouter<App> {
+    on(MethodFilter::GET, handler)
+}
+
+fn post<H: Handler<T, App>, T: 'static>(handler: H) -> MethodRouter<App> {
+    on(MethodFilter::POST, handler)
+}
+
+const JSON: &str = "application/json";
+
+/// Every route of the server.
+pub(crate) const ROUTES: &[Route] = &[
+    Route {
+        paths: &["/health", "/v1/health"],
+        method: Method::GET,
+        public: true,
+        family: Family::Operations,
+        summary: "Whether the server serves; 503 with the progress while the model loads",
+        body: None,
+        answer: schema::<health::Health>,
+        media: JSON,
+        handler: || get(health::health),
+    },
+    Route {
+        paths: &["/v1/models", "/models"],
+        method: Method::GET,
+        public: true,
+        family: Family::OpenAi,
+        summary: "The model that is served",
+        body: None,
+        answer: schema::<models::ModelList>,
+        media: JSON,
+        handler: || get(models::list),
+    },
+    Route {
+        paths: &["/props"],
+        method: Method::GET,
+        public: false,
+        family: Family::Native,
+        summary: "Properties of the server and defaults of requests",
+        body: None,
+        answer: schema::<props::Props>,
+        media: JSON,
+        handler: || get(props::get),
+    },
+    Route {
+        paths: &["/props"],
+        method: Method::POST,
+        public: false,
+        family: Family::Native,
+        summary: "Changes properties; 501 unless the server allows it",
+        body: Some(any),
+        answer: any,
+        media: JSON,
+        handler: || post(props::set),
+    },
+    Route {
+        paths: &["/slots"],
+        method: Method::GET,
+        public: false,
+        family: Family::Native,
+        summary: "What each slot is doing; with fail_on_no_slot=1, 503 when all are busy",
+        body: None,
+        answer: list_of::<slots::Slot>,
+        media: JSON,
+        handler: || get(slots::list),
+    },
+    Route {
+        paths: &["/slots/{id}"],
+        method: Method::POST,
+        public: false,
+        family: Family::Native,
+        summary: "Saves, restores or erases a slot's cache (action=save|restore|erase)",
+        body: Some(schema::<slots::SlotFileRequest>),
+        answer: schema::<slots::SlotAnswer>,
+        media: JSON,
+        handler: || post(slots::act),
+    },
+    Route {
+        paths: &["/metrics"],
+        method: Method::GET,
+        public: false,
+        family: Family::Operations,
+        summary: "Prometheus metrics; 501 unless turned on",
+        body: None,
+        answer: text,
+        media: metrics::CONTENT_TYPE,
+        handler: || get(metrics::metrics),
+    },
+    Route {
+        paths: &["/completion", "/completions"],
+        method: Method::POST,
+        public: false,
+        family: Family::Native,
+        summary: "Continues a prompt",
+        body: Some(schema::<completion::CompletionRequest>),
+        answer: schema::<completion::CompletionAnswer>,
+        media: JSON,
+        handler: || post(completion::completion),
+    },
+    Route {
+        paths: &["/v1/completions"],
+        method: Method::POST,
+        public: false,
+        family: Family::OpenAi,
+        summary: "Continues a prompt, in OpenAI's legacy shape",
+        body: Some(schema::<completions::CompletionsRequest>),
+        answer: schema::<completions::CompletionsAnswer>,
+        media: JSON,
+        handler: || post(completions::completions),
+    },
+    Route {
+        paths: &["/v1/chat/completions", "/chat/completions"],
+        method: Method::POST,
+        public: false,
+        family: Family::OpenAi,
+        summary: "Answers a conversation",
+        body: Some(schema::<chat::ChatRequest>),
+        answer: schema::<chat::ChatAnswer>,
+        media: JSON,
+        handler: || post(chat::chat),
+    },
+    Route {
+        paths: &["/v1/embeddings"],
+        method: Method::POST,
+        public: false,
+        family: Family::OpenAi,
+        summary: "Embeds texts, one vector each",
+        body: Some(schema::<embeddings::EmbeddingsRequest>),
+        answer: schema::<embeddings::EmbeddingsAnswer>,
+        media: JSON,
+        handler: || post(embeddings::embeddings),
+    },
+    Route {
+        paths: &["/embedding", "/embeddings"],
+        method: Method::POST,
+        public: false,
+        family: Family::Native,
+        summary: "Embeds texts; without pooling one vector a token",
+        body: Some(schema::<embeddings::EmbeddingsRequest>),
+        answer: list_of::<embedding::NativeEmbedding>,
+        media: JSON,
+        handler: || post(embedding::embedding),
+    },
+    Route {
+        paths: &["/tokenize"],
+        method: Method::POST,
+        public: false,
+        family: Family::Native,
+        summary: "Text to token ids",
+        body: Some(schema::<tokens::TokenizeRequest>),
+        answer: schema::<tokens::TokenizeAnswer>,
+        media: JSON,
+        handler: || post(tokens::tokenize),
+    },
+    Route {
+        paths: &["/detokenize"],
+        method: Method::POST,
+        public: false,
+        family: Family::Native,
+        summary: "Token ids to text",
+        body: Some(schema::<tokens::DetokenizeRequest>),
+        answer: schema::<tokens::DetokenizeAnswer>,
+        media: JSON,
+        handler: || post(tokens::detokenize),
+    },
+    Route {
+        paths: &["/apply-template"],
+        method: Method::POST,
+        public: false,
+        family: Family::Native,
+        summary: "The prompt that a conversation becomes",
+        body: Some(schema::<chat::ChatRequest>),
+        answer: schema::<chat::TemplateAnswer>,
+        media: JSON,
+        handler: || post(chat::apply_template),
+    },
+    Route {
+        paths: &["/v1/requests/{id}/cancel"],
+        method: Method::POST,
+        public: false,
+        family: Family::Operations,
+        summary: "Ends a running request by its X-Request-Id",
+        body: None,
+        answer: schema::<requests::CancelAnswer>,
+        media: JSON,
+        handler: || post(requests::cancel),
+    },
+    Route {
+        paths: &["/plugins"],
+        method: Method::GET,
+        public: false,
+        family: Family::Operations,
+        summary: "The loaded plugins",
+        body: None,
+        answer: any,
+        media: JSON,
+        handler: || get(plugins::list),
+    },
+    Route {
+        paths: &["/plugins/{name}"],
+        method: Method::GET,
+        public: false,
+        family: Family::Operations,
+        summary: "One plugin",
+        body: None,
+        answer: any,
+        media: JSON,
+        handler: || get(plugins::by_name),
+    },
+    Route {
+        paths: &["/shutdown"],
+        method: Method::POST,
+        public: false,
+        family: Family::Operations,
+        summary: "Ends the server; for callers on its own machine",
+        body: None,
+        answer: schema::<shutdown::ShutdownAnswer>,
+        media: JSON,
+        handler: || post(shutdown::shutdown),
+    },
+    Route {
+        paths: &["/openapi.json"],
+        method: Method::GET,
+        public: false,
+        family: Family::Operations,
+        summary: "This document",
+        body: None,
+        answer: any,
+        media: JSON,
+        handler: || get(openapi::document),
+    },
+];
+
+/// The router with everything around it.
+pub(crate) fn router(app: &App) -> Router {
+    let with_key = || from_fn_with_state(App::from_ref(app), auth::require_key);
+    let mut routes = Router::new();
+    for route in ROUTES {
+        let handler = (route.handler)();
+        let handler = if route.public { handler } else { handler.route_layer(with_key()) };
+        for path in route.paths {
+            routes = routes.route(path, handler.clone());
+        }
+    }
+    let routes = routes.method_not_allowed_fallback(async || ApiError::wrong_method().into_response());
+    let no_route = Router::new().fallback(async || ApiError::no_route()).layer(with_key());
+    let prefix = app.config.api_prefix.trim_end_matches('/');
+    let placed = if prefix.is_empty() { routes } else { Router::new().nest(prefix, routes) };
+    wrap::around(placed.fallback_service(no_route.with_state(App::clone(app))), app).with_state(App::clone(app))
+}

@@ -1,0 +1,279 @@
+//! From prepared requests to answers: starting generations, merging their events, collecting or streaming them.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::HeaderValue;
+use axum::response::Response;
+use futures::stream::{self, BoxStream, SelectAll};
+use futures::{FutureExt, StreamExt};
+use opencoti_engine::api::{EngineError, EngineHandle, Event, Finish, GenerateRequest, StopReason, Timings, TokenProbs};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::error::ApiError;
+use crate::sse;
+use crate::state::{App, HttpId, Registered, Requests};
+
+/// The generations of one HTTP request. Choices are numbered through: `prompt · n + choice`.
+///
+/// Dropping it drops every generation's receiver, which frees their slots at the engine's next step.
+pub(crate) struct Running {
+    events: SelectAll<BoxStream<'static, Event>>,
+    n_choices: usize,
+    done: usize,
+    registered: Registered,
+}
+
+/// What is known before the first result.
+#[derive(Debug, Default)]
+pub(crate) struct Opening {
+    /// Everything up to the first event that counts as a result, in order.
+    events: Vec<Event>,
+    /// Admission let the request in although the cache is saturated.
+    saturated: bool,
+}
+
+impl Running {
+    /// Starts one generation a prompt. All have the same number of choices.
+    pub(crate) fn start(
+        app: &App,
+        engine: &EngineHandle,
+        id: &HttpId,
+        requests: Vec<GenerateRequest>,
+    ) -> Result<Self, ApiError> {
+        let mut events = SelectAll::new();
+        let mut generations = Vec::with_capacity(requests.len());
+        let mut n_choices = 0;
+        for request in requests {
+            let (offset, n) = (n_choices, request.n_choices);
+            let generation = engine.generate(request)?;
+            generations.push(generation.id);
+            let numbered = UnboundedReceiverStream::new(generation.events).map(move |event| renumber(event, offset));
+            events.push(numbered.boxed());
+            n_choices += n;
+        }
+        let registered = Requests::register(app, id, generations);
+        Ok(Running { events, n_choices: n_choices as usize, done: 0, registered })
+    }
+
+    /// The next event; `None` once every choice is done. After an error there is nothing more.
+    async fn next(&mut self) -> Option<Result<Event, ApiError>> {
+        if self.done == self.n_choices {
+            return None;
+        }
+        match self.events.next().await {
+            Some(Event::Failed(error)) => Some(Err(self.end_with(error.into()))),
+            Some(event) => {
+                self.done += usize::from(matches!(event, Event::Done(_)));
+                Some(Ok(event))
+            }
+            None => {
+                let error = match self.registered.is_cancelled() {
+                    true => ApiError::cancelled(),
+                    false => EngineError::Internal("the engine ended the request without a result".to_owned()).into(),
+                };
+                Some(Err(self.end_with(error)))
+            }
+        }
+    }
+
+    /// Drops all generations; one that fails takes the others of its request along.
+    fn end_with(&mut self, error: ApiError) -> ApiError {
+        self.events.clear();
+        self.done = self.n_choices;
+        error
+    }
+
+    /// Waits for the first result, which decides the response's status.
+    async fn open(&mut self) -> Result<Opening, ApiError> {
+        let mut opening = Opening::default();
+        while let Some(event) = self.next().await {
+            let event = event?;
+            let is_result = !matches!(event, Event::Started { .. });
+            if let Event::Started { saturated: true, .. } = event {
+                opening.saturated = true;
+            }
+            opening.events.push(event);
+            if is_result {
+                break;
+            }
+        }
+        Ok(opening)
+    }
+
+    /// Runs to the end and returns what each choice produced.
+    pub(crate) async fn collect(mut self) -> Result<(Vec<Collected>, bool), ApiError> {
+        let mut choices = vec![Collected::default(); self.n_choices];
+        let mut saturated = false;
+        while let Some(event) = self.next().await {
+            let event = event?;
+            saturated |= matches!(event, Event::Started { saturated: true, .. });
+            if let Some(choice) = choices.get_mut(index(&event) as usize) {
+                choice.take(event);
+            }
+        }
+        Ok((choices, saturated))
+    }
+}
+
+/// What one choice produced.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Collected {
+    /// The text in the pieces in which it came, each with its number of tokens.
+    pub(crate) pieces: Vec<(String, u32)>,
+    /// The tokens.
+    pub(crate) tokens: Vec<u32>,
+    /// Their probabilities, when asked for.
+    pub(crate) probs: Vec<TokenProbs>,
+    /// Those of the prompt, when asked for.
+    pub(crate) prompt_probs: Vec<Option<TokenProbs>>,
+    /// The end.
+    pub(crate) finish: Option<Finish>,
+}
+
+impl Collected {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
+            Event::PromptLogprobs { probs, .. } => self.prompt_probs = probs,
+            Event::Token { text, tokens, probs, .. } => {
+                self.pieces.push((text, tokens.len() as u32));
+                self.tokens.extend(tokens);
+                self.probs.extend(probs);
+            }
+            Event::Done(finish) => self.finish = Some(finish),
+        }
+    }
+
+    /// The whole text.
+    pub(crate) fn text(&self) -> String {
+        self.pieces.iter().map(|(text, _)| text.as_str()).collect()
+    }
+
+    /// Times at the end.
+    pub(crate) fn timings(&self) -> Timings {
+        self.finish.as_ref().map(|finish| finish.timings.clone()).unwrap_or_default()
+    }
+
+    /// Why it ended.
+    pub(crate) fn reason(&self) -> &StopReason {
+        self.finish.as_ref().map_or(&StopReason::None, |finish| &finish.reason)
+    }
+}
+
+/// Makes the frames of a stream.
+pub(crate) trait Frames: Send + 'static {
+    /// The frames of one event.
+    fn event(&mut self, event: Event, out: &mut VecDeque<Bytes>);
+    /// The frames after the last choice is done.
+    fn end(&mut self, out: &mut VecDeque<Bytes>);
+    /// The frame of an error after the stream began; the stream ends with it.
+    fn error(&mut self, error: &ApiError) -> Bytes {
+        sse::data(&error.body())
+    }
+}
+
+/// Streams a request's events. Fails, with an ordinary status, if the first result is an error.
+pub(crate) async fn stream(
+    mut running: Running,
+    mut frames: impl Frames,
+    ping: Option<Duration>,
+) -> Result<Response, ApiError> {
+    let opening = running.open().await?;
+    let mut queue = VecDeque::new();
+    for event in opening.events {
+        frames.event(event, &mut queue);
+    }
+    let state = Streaming { running, frames, queue, ended: false };
+    let body = stream::unfold(state, |mut state| async move { state.next().await.map(|frame| (frame, state)) });
+    let mut response = sse::response(body, ping);
+    mark_saturated(&mut response, opening.saturated);
+    Ok(response)
+}
+
+/// Adds the warning header of a request that was let in although the cache is saturated.
+pub(crate) fn mark_saturated(response: &mut Response, saturated: bool) {
+    if saturated {
+        response.headers_mut().insert("x-kv-pool-saturated", HeaderValue::from_static("1"));
+    }
+}
+
+struct Streaming<F> {
+    running: Running,
+    frames: F,
+    queue: VecDeque<Bytes>,
+    ended: bool,
+}
+
+impl<F: Frames> Streaming<F> {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if !self.queue.is_empty() {
+                return Some(self.take_queue());
+            }
+            if self.ended {
+                return None;
+            }
+            match self.running.next().await {
+                Some(Ok(event)) => self.frames.event(event, &mut self.queue),
+                Some(Err(error)) => {
+                    self.ended = true;
+                    self.queue.push_back(self.frames.error(&error));
+                }
+                None => {
+                    self.ended = true;
+                    self.frames.end(&mut self.queue);
+                }
+            }
+            self.take_ready();
+        }
+    }
+
+    /// Handles the events that are already there, so that a burst leaves in one write.
+    fn take_ready(&mut self) {
+        while !self.ended && self.running.done < self.running.n_choices {
+            match self.running.next().now_or_never() {
+                Some(Some(Ok(event))) => self.frames.event(event, &mut self.queue),
+                Some(Some(Err(error))) => {
+                    self.ended = true;
+                    self.queue.push_back(self.frames.error(&error));
+                }
+                Some(None) | None => return,
+            }
+        }
+    }
+
+    fn take_queue(&mut self) -> Bytes {
+        if self.queue.len() == 1 {
+            return self.queue.pop_front().unwrap_or_default();
+        }
+        let mut burst = Vec::with_capacity(self.queue.iter().map(Bytes::len).sum());
+        self.queue.drain(..).for_each(|frame| burst.extend_from_slice(&frame));
+        burst.into()
+    }
+}
+
+/// The choice an event belongs to; 0 for the failure of a request.
+pub(crate) fn index(event: &Event) -> u32 {
+    match event {
+        Event::Started { index, .. }
+        | Event::Progress { index, .. }
+        | Event::PromptLogprobs { index, .. }
+        | Event::Token { index, .. } => *index,
+        Event::Done(finish) => finish.index,
+        Event::Failed(_) => 0,
+    }
+}
+
+fn renumber(mut event: Event, offset: u32) -> Event {
+    match &mut event {
+        Event::Started { index, .. }
+        | Event::Progress { index, .. }
+        | Event::PromptLogprobs { index, .. }
+        | Event::Token { index, .. } => *index += offset,
+        Event::Done(finish) => finish.index += offset,
+        Event::Failed(_) => {}
+    }
+    event
+}

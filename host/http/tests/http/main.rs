@@ -1,0 +1,11 @@
+//! The HTTP surfaces over a real connection, with an engine that follows a script.
+
+mod chat;
+mod completions;
+mod embeddings;
+mod fake;
+mod hostile;
+mod lifecycle;
+mod operations;
+mod streaming;
+mod tools;
