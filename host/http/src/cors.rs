@@ -92,7 +92,9 @@ mod tests {
         for origin in ["http://localhost", "https://localhost:3000", "http://127.0.0.1:8080", "http://[::1]:1"] {
             assert!(is_loopback(origin), "{origin}");
         }
-        for origin in ["http://localhost.evil.org", "http://127.0.0.1.evil.org", "http://evil.org", "null", "http://localhost:x"] {
+        for origin in
+            ["http://localhost.evil.org", "http://127.0.0.1.evil.org", "http://evil.org", "null", "http://localhost:x"]
+        {
             assert!(!is_loopback(origin), "{origin}");
         }
     }

@@ -4,6 +4,7 @@
 //! or null, as OpenAI's do.
 
 use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use opencoti_engine::api::EngineError;
@@ -197,6 +198,18 @@ impl From<EngineError> for ApiError {
                 Self::internal(message)
             }
         }
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> Self {
+        Self::bad_request(format!("the path can't be read: {}", rejection.body_text()))
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::bad_request(format!("the query can't be read: {}", rejection.body_text()))
     }
 }
 

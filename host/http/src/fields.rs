@@ -100,7 +100,7 @@ impl utoipa::PartialSchema for Prompts {
         OneOfBuilder::new()
             .item(String::schema())
             .item(pieces())
-            .item(ArrayBuilder::new().items(OneOfBuilder::new().item(String::schema()).item(pieces()).build()).build())
+            .item(ArrayBuilder::new().items(OneOfBuilder::new().item(String::schema()).item(pieces())).build())
             .into()
     }
 }
@@ -249,11 +249,14 @@ mod tests {
 
     #[test]
     fn a_wrong_element_is_named_by_its_place() {
-        for (prompt, path) in [(json!(["a", true]), "prompt[1]"), (json!([["a", 1.5]]), "prompt[0][1]"), (json!(3), "prompt")] {
+        for (prompt, path) in
+            [(json!(["a", true]), "prompt[1]"), (json!([["a", 1.5]]), "prompt[0][1]"), (json!(3), "prompt")]
+        {
             let error = fields::<Body>(&json!({ "prompt": prompt })).expect_err("wrong");
             assert_eq!(error.param(), Some(path), "{}", error.message());
         }
-        let error = fields::<Body>(&json!({"prompt": [{"prompt_string": "a", "multimodal_data": ["x"]}]})).expect_err("wrong");
+        let error =
+            fields::<Body>(&json!({"prompt": [{"prompt_string": "a", "multimodal_data": ["x"]}]})).expect_err("wrong");
         assert!(error.message().contains("text only"), "{}", error.message());
     }
 }

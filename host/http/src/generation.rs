@@ -143,7 +143,10 @@ impl GenerationFields {
         };
         at_least(name, value, -1)?;
         if value > 0 {
-            return Err(ApiError::field(name, format!("is {value}, but thinking can only be unbounded (-1) or off (0)")));
+            return Err(ApiError::field(
+                name,
+                format!("is {value}, but thinking can only be unbounded (-1) or off (0)"),
+            ));
         }
         Ok(value != 0)
     }
@@ -164,7 +167,8 @@ impl GenerationFields {
             None | Some(-1) => Ok(None),
             Some(id) => {
                 let slot = u32::try_from(id).ok().filter(|&slot| slot < info.n_slots);
-                let expected = || format!("is {id}, expected -1 or a slot from 0 to {}", info.n_slots.saturating_sub(1));
+                let expected =
+                    || format!("is {id}, expected -1 or a slot from 0 to {}", info.n_slots.saturating_sub(1));
                 slot.map(Some).ok_or_else(|| ApiError::field("id_slot", expected()))
             }
         }
@@ -219,7 +223,14 @@ impl GenerationFields {
             sampling: sampling.resolve(info, n_probs)?,
             n_predict: self.n_predict()?,
             n_choices: self.n_choices(info)?,
-            stop: self.stop.as_ref().map(Texts::to_vec).unwrap_or_default().into_iter().filter(|s| !s.is_empty()).collect(),
+            stop: self
+                .stop
+                .as_ref()
+                .map(Texts::to_vec)
+                .unwrap_or_default()
+                .into_iter()
+                .filter(|s| !s.is_empty())
+                .collect(),
             constraint,
             constraint_field: constraint_field.unwrap_or_default(),
             id_slot: self.id_slot(info)?,

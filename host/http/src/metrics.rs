@@ -85,8 +85,15 @@ fn gauges(stats: &Stats, described: &Value, http_running: usize) -> String {
         family(&mut out, name, "gauge", help, &[(String::new(), value as f64)]);
     }
     let plugins = plugins::entries(described);
-    family(&mut out, "opencoti_plugin_healthy", "gauge", "0 while the plugin is in quarantine.", &samples(plugins, healthy));
-    let (calls, failures) = (samples(plugins, |plugin| plugin["calls"].as_f64()), samples(plugins, |plugin| plugin["failures"].as_f64()));
+    family(
+        &mut out,
+        "opencoti_plugin_healthy",
+        "gauge",
+        "0 while the plugin is in quarantine.",
+        &samples(plugins, healthy),
+    );
+    let (calls, failures) =
+        (samples(plugins, |plugin| plugin["calls"].as_f64()), samples(plugins, |plugin| plugin["failures"].as_f64()));
     family(&mut out, "opencoti_plugin_calls_total", "counter", "Control calls of the plugin.", &calls);
     family(&mut out, "opencoti_plugin_failures_total", "counter", "Calls that failed.", &failures);
     out
@@ -99,7 +106,9 @@ fn stores(out: &mut String, stats: &Stats) {
         ("opencoti_kv_cells_used", "Token slots in use, retained prefixes included.", |store| store.cells_used),
         ("opencoti_kv_cells_resident", "Token slots on the device.", |store| store.cells_total),
         ("opencoti_kv_cells_shared", "Token slots that several sequences use.", |store| store.cells_shared),
-        ("opencoti_kv_cells_reclaimable", "Token slots that only retained prefixes use.", |store| store.cells_reclaimable),
+        ("opencoti_kv_cells_reclaimable", "Token slots that only retained prefixes use.", |store| {
+            store.cells_reclaimable
+        }),
         ("opencoti_kv_bytes", "Bytes of a store.", |store| store.bytes),
     ];
     for (name, help, count) in families {

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -13,7 +14,8 @@ pub(crate) async fn list(ready: Ready) -> Json<Value> {
 }
 
 /// Handler of `GET /plugins/{name}`: every loaded version of that name.
-pub(crate) async fn by_name(ready: Ready, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn by_name(ready: Ready, name: Result<Path<String>, PathRejection>) -> Result<Json<Value>, ApiError> {
+    let Path(name) = name?;
     let all = (ready.plugins)();
     let found: Vec<Value> = entries(&all).iter().filter(|plugin| plugin["name"] == name.as_str()).cloned().collect();
     match found.len() {

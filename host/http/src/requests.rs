@@ -4,6 +4,7 @@
 //! server's comes with the answer.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use futures::future;
 use serde::Serialize;
@@ -25,8 +26,9 @@ pub(crate) struct CancelAnswer {
 pub(crate) async fn cancel(
     State(app): State<App>,
     ready: Ready,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<CancelAnswer>, ApiError> {
+    let Path(id) = id?;
     let generations = app.requests.mark_cancelled(&id);
     let cancels = generations.into_iter().map(|generation| ready.engine.cancel(generation));
     let cancelled = future::try_join_all(cancels).await?.contains(&true);

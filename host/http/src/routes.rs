@@ -118,6 +118,17 @@ pub(crate) const ROUTES: &[Route] = &[
         handler: || get(models::list),
     },
     Route {
+        paths: &["/v1/models/{model}"],
+        method: Method::GET,
+        public: true,
+        family: Family::OpenAi,
+        summary: "One model by its name",
+        body: None,
+        answer: schema::<models::Model>,
+        media: JSON,
+        handler: || get(models::by_name),
+    },
+    Route {
         paths: &["/props"],
         method: Method::GET,
         public: false,

@@ -8,7 +8,9 @@ use axum::http::HeaderValue;
 use axum::response::Response;
 use futures::stream::{self, BoxStream, SelectAll};
 use futures::{FutureExt, StreamExt};
-use opencoti_engine::api::{EngineError, EngineHandle, Event, Finish, GenerateRequest, StopReason, Timings, TokenProbs};
+use opencoti_engine::api::{
+    EngineError, EngineHandle, Event, Finish, GenerateRequest, StopReason, Timings, TokenProbs,
+};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::error::ApiError;
@@ -63,17 +65,18 @@ impl Running {
             return None;
         }
         match self.events.next().await {
+            // However the engine words it, the client learns that somebody cancelled.
+            Some(Event::Failed(_)) | None if self.registered.is_cancelled() => {
+                Some(Err(self.end_with(ApiError::cancelled())))
+            }
             Some(Event::Failed(error)) => Some(Err(self.end_with(error.into()))),
             Some(event) => {
                 self.done += usize::from(matches!(event, Event::Done(_)));
                 Some(Ok(event))
             }
             None => {
-                let error = match self.registered.is_cancelled() {
-                    true => ApiError::cancelled(),
-                    false => EngineError::Internal("the engine ended the request without a result".to_owned()).into(),
-                };
-                Some(Err(self.end_with(error)))
+                let error = EngineError::Internal("the engine ended the request without a result".to_owned());
+                Some(Err(self.end_with(error.into())))
             }
         }
     }

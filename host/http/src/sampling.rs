@@ -86,7 +86,8 @@ impl SamplingFields {
         params.mirostat = self.mirostat.map_or(params.mirostat, |value| value.clamp(0, 2) as u8);
         params.repeat_last_n = window("repeat_last_n", self.repeat_last_n, params.repeat_last_n)?;
         params.dry_penalty_last_n = window("dry_penalty_last_n", self.dry_penalty_last_n, params.dry_penalty_last_n)?;
-        params.dry_allowed_length = not_negative("dry_allowed_length", self.dry_allowed_length, params.dry_allowed_length)?;
+        params.dry_allowed_length =
+            not_negative("dry_allowed_length", self.dry_allowed_length, params.dry_allowed_length)?;
         params.min_keep = not_negative("min_keep", self.min_keep, params.min_keep)?;
         params.seed = self.seed.unwrap_or(params.seed);
         params.ignore_eos = self.ignore_eos.unwrap_or(params.ignore_eos);
@@ -157,7 +158,11 @@ fn window(name: &str, field: Option<i64>, default: i32) -> Result<i32, ApiError>
 }
 
 /// A count that must not be negative; larger than the type holds means as much as it holds.
-pub(crate) fn not_negative<T: TryFrom<i64> + Bounded>(name: &str, field: Option<i64>, default: T) -> Result<T, ApiError> {
+pub(crate) fn not_negative<T: TryFrom<i64> + Bounded>(
+    name: &str,
+    field: Option<i64>,
+    default: T,
+) -> Result<T, ApiError> {
     let Some(value) = field else { return Ok(default) };
     at_least(name, value, 0)?;
     Ok(T::try_from(value).unwrap_or(T::MAX))
@@ -194,9 +199,11 @@ fn chain(samplers: &Texts) -> Result<Vec<SamplerKind>, ApiError> {
         Texts::Many(names) => {
             names.iter().enumerate().map(|(index, name)| by_name(name, format!("samplers[{index}]"))).collect()
         }
-        Texts::One(names) if names.contains(';') => {
-            names.split(';').filter(|name| !name.trim().is_empty()).map(|name| by_name(name, "samplers".to_owned())).collect()
-        }
+        Texts::One(names) if names.contains(';') => names
+            .split(';')
+            .filter(|name| !name.trim().is_empty())
+            .map(|name| by_name(name, "samplers".to_owned()))
+            .collect(),
         Texts::One(name) if SamplerKind::from_name(name).is_some() => Ok(vec![by_name(name, "samplers".to_owned())?]),
         Texts::One(letters) => letters
             .chars()
@@ -217,7 +224,10 @@ fn biases(info: &EngineInfo, field: &Value) -> Result<Vec<(u32, f32)>, ApiError>
             for (index, entry) in entries.iter().enumerate() {
                 let path = format!("logit_bias[{index}]");
                 let Some([target, bias]) = entry.as_array().map(Vec::as_slice) else {
-                    return Err(ApiError::field(path, format!("is {}, expected [token or text, bias]", describe(Some(entry)))));
+                    return Err(ApiError::field(
+                        path,
+                        format!("is {}, expected [token or text, bias]", describe(Some(entry))),
+                    ));
                 };
                 let tokens = biased_tokens(info, target, &format!("{path}[0]"))?;
                 let bias = bias_value(bias, &format!("{path}[1]"))?;
@@ -246,9 +256,7 @@ fn biased_tokens(info: &EngineInfo, target: &Value, path: &str) -> Result<Vec<u3
         Value::String(text) => {
             text::encode(info, text, EncodeOptions { add_special: false, parse_special: true }, path)
         }
-        Value::Number(id) if id.is_i64() => {
-            Ok(vec![text::token(info, id.as_i64().unwrap_or(-1), || path.to_owned())?])
-        }
+        Value::Number(id) if id.is_i64() => Ok(vec![text::token(info, id.as_i64().unwrap_or(-1), || path.to_owned())?]),
         other => Err(ApiError::field(path, format!("is {}, expected a token id or a text", describe(Some(other))))),
     }
 }
@@ -259,7 +267,8 @@ fn bias_value(bias: &Value, path: &str) -> Result<f32, ApiError> {
         Value::Number(number) => {
             let value = number.as_f64().map_or(f32::NAN, |value| value as f32);
             let finite = Some(value).filter(|value| value.is_finite());
-            finite.ok_or_else(|| ApiError::field(path, format!("is {number}, more than a single-precision number holds")))
+            finite
+                .ok_or_else(|| ApiError::field(path, format!("is {number}, more than a single-precision number holds")))
         }
         other => Err(ApiError::field(path, format!("is {}, expected a number or false", describe(Some(other))))),
     }

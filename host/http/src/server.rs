@@ -183,7 +183,12 @@ async fn stop_signal(app: App, stop: impl Future<Output = ()>) {
 }
 
 /// Serves until the signal, then waits for open connections, but not longer than the grace and a moment.
-async fn run<L>(listener: L, router: Router, app: App, signal: impl Future<Output = ()> + Send + 'static) -> io::Result<()>
+async fn run<L>(
+    listener: L,
+    router: Router,
+    app: App,
+    signal: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()>
 where
     L: Listener,
     L::Addr: std::fmt::Debug,

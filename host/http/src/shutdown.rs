@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use axum::Json;
 use axum::extract::State;
 use axum::extract::connect_info::{ConnectInfo, Connected};
+use axum::extract::rejection::ExtensionRejection;
 use axum::http::{HeaderMap, header};
 use axum::serve::IncomingStream;
 use serde::Serialize;
@@ -56,10 +57,11 @@ pub(crate) struct ShutdownAnswer {
 /// Handler of the route. Works while the model loads, too.
 pub(crate) async fn shutdown(
     State(app): State<App>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    peer: Result<ConnectInfo<Peer>, ExtensionRejection>,
     headers: HeaderMap,
 ) -> Result<Json<ShutdownAnswer>, ApiError> {
-    if !comes_from_here(peer, &headers) {
+    // A peer that is not known is not taken for a local one.
+    if !peer.is_ok_and(|ConnectInfo(peer)| comes_from_here(peer, &headers)) {
         return Err(ApiError::forbidden("the server can only be shut down from its own machine, without a proxy"));
     }
     tracing::info!("shutting down: asked to by POST /shutdown");

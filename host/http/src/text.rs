@@ -10,7 +10,10 @@ use crate::fields::{Piece, Prompt, Prompts};
 pub(crate) fn token(info: &EngineInfo, id: i64, field: impl FnOnce() -> String) -> Result<u32, ApiError> {
     let n_vocab = info.tokenizer.n_vocab();
     u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab).ok_or_else(|| {
-        ApiError::field(field(), format!("is token {id}, but the vocabulary has {n_vocab} tokens (0 … {})", n_vocab.saturating_sub(1)))
+        ApiError::field(
+            field(),
+            format!("is token {id}, but the vocabulary has {n_vocab} tokens (0 … {})", n_vocab.saturating_sub(1)),
+        )
     })
 }
 
@@ -41,12 +44,20 @@ pub(crate) fn encode_pieces(
 }
 
 /// Encodes the prompts of a request; each must have a token.
-pub(crate) fn encode_prompts(info: &EngineInfo, prompts: &Prompts, max: usize, field: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+pub(crate) fn encode_prompts(
+    info: &EngineInfo,
+    prompts: &Prompts,
+    max: usize,
+    field: &str,
+) -> Result<Vec<Vec<u32>>, ApiError> {
     if prompts.0.is_empty() {
         return Err(ApiError::field(field, "is empty; give at least one prompt"));
     }
     if prompts.0.len() > max {
-        return Err(ApiError::field(field, format!("has {} prompts, more than the server takes at once ({max})", prompts.0.len())));
+        return Err(ApiError::field(
+            field,
+            format!("has {} prompts, more than the server takes at once ({max})", prompts.0.len()),
+        ));
     }
     let options = EncodeOptions { add_special: true, parse_special: true };
     let encoded = prompts.0.iter().enumerate().map(|(index, prompt)| {
@@ -57,7 +68,7 @@ pub(crate) fn encode_prompts(info: &EngineInfo, prompts: &Prompts, max: usize, f
     encoded.collect()
 }
 
-/// A token's bytes as text, and the bytes themselves.
+/// Bytes as text, with replacement characters where they are no UTF-8.
 pub(crate) fn piece(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

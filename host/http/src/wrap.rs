@@ -40,7 +40,8 @@ async fn observe(State(app): State<App>, mut request: Request, next: Next) -> Re
 
     let status = response.status().as_u16();
     let elapsed = began.elapsed();
-    metrics::counter!("opencoti_http_requests_total", "route" => route.clone(), "status" => status.to_string()).increment(1);
+    metrics::counter!("opencoti_http_requests_total", "route" => route.clone(), "status" => status.to_string())
+        .increment(1);
     metrics::histogram!("opencoti_http_response_seconds", "route" => route.clone()).record(elapsed.as_secs_f64());
     tracing::debug!(%method, route, status, id = &*id, ms = elapsed.as_millis() as u64, "answered");
     let headers = response.headers_mut();

@@ -68,7 +68,6 @@ impl CompletionRequest {
 
 /// What the answers repeat of the request.
 struct Context {
-    info: Arc<EngineInfo>,
     model: String,
     n: usize,
     after_chain: bool,
@@ -153,7 +152,6 @@ fn prepare(
     let prompts = own.prompt.unwrap_or(Prompts(Vec::new()));
     let encoded = text::encode_prompts(info, &prompts, config.max_prompts, "prompt")?;
     let context = Context {
-        info: Arc::clone(info),
         model: own.model.unwrap_or_else(|| info.model_alias.clone()),
         n: template.n_choices as usize,
         after_chain: template.sampling.post_sampling_probs,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use opencoti_engine::api::{EngineInfo, SlotInfo, SlotTask};
@@ -104,11 +105,12 @@ pub(crate) struct SlotsQuery {
 pub(crate) async fn list(
     State(app): State<App>,
     ready: Ready,
-    Query(query): Query<SlotsQuery>,
+    query: Result<Query<SlotsQuery>, QueryRejection>,
 ) -> Result<Json<Vec<Slot>>, ApiError> {
     if !app.config.slots {
         return Err(ApiError::unsupported("this server does not show its slots; start it without --no-slots"));
     }
+    let Query(query) = query?;
     let slots = ready.engine.slots().await?;
     let must_have_one = query.fail_on_no_slot.is_some_and(|value| !matches!(value.as_str(), "0" | "false"));
     if must_have_one && slots.iter().all(|slot| slot.task.is_some()) {
@@ -160,13 +162,14 @@ pub(crate) struct RestoreTimings {
 pub(crate) async fn act(
     State(app): State<App>,
     ready: Ready,
-    Path(id): Path<String>,
-    Query(query): Query<ActionQuery>,
+    id: Result<Path<String>, PathRejection>,
+    query: Result<Query<ActionQuery>, QueryRejection>,
     input: Input,
 ) -> Result<Response, ApiError> {
     let Some(folder) = &app.config.slot_save_path else {
         return Err(ApiError::unsupported("this server does not save slots; start it with --slot-save-path"));
     };
+    let (Path(id), Query(query)) = (id?, query?);
     let engine = &ready.engine;
     let n_slots = engine.info().n_slots;
     let id_slot = id.parse::<u32>().ok().filter(|&slot| slot < n_slots);

@@ -134,7 +134,8 @@ fn in_message(error: MessageError) -> ApiError {
 
 impl ChatFields {
     fn conversation(&self, thinks: bool) -> Result<Conversation, ApiError> {
-        let messages = self.messages.as_ref().ok_or_else(|| ApiError::field("messages", "is missing; send an array"))?;
+        let messages =
+            self.messages.as_ref().ok_or_else(|| ApiError::field("messages", "is missing; send an array"))?;
         let messages = parse_messages(messages).map_err(in_message)?;
         let list = parse_tools(self.tools.as_ref().unwrap_or(&Value::Null)).map_err(in_message)?;
         let choice = parse_tool_choice(self.tool_choice.as_ref().unwrap_or(&Value::Null), &list).map_err(in_message)?;
@@ -231,12 +232,7 @@ fn prepare(
 }
 
 /// Handler of `POST /v1/chat/completions`.
-pub(crate) async fn chat(
-    State(app): State<App>,
-    ready: Ready,
-    id: HttpId,
-    input: Input,
-) -> Result<Response, ApiError> {
+pub(crate) async fn chat(State(app): State<App>, ready: Ready, id: HttpId, input: Input) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
     let info = Arc::clone(ready.engine.info());
     let (request, context) = input.compute(move |bytes| prepare(&info, &shared.config, bytes)).await?;

@@ -160,15 +160,12 @@ impl Reader {
                     deltas.push(Delta::content(text));
                 }
                 OutputEvent::Reasoning(text) => {
-                    let begins = self.style == ThoughtStyle::Both && !std::mem::replace(&mut self.open_thought, true);
                     let content = match self.style {
-                        ThoughtStyle::Both if begins => Some(Some(format!("<think>{text}"))),
-                        ThoughtStyle::Both => Some(Some(text.clone())),
-                        ThoughtStyle::Content | ThoughtStyle::Reasoning => {
-                            self.open_thought = false;
-                            None
-                        }
+                        ThoughtStyle::Content | ThoughtStyle::Reasoning => None,
+                        ThoughtStyle::Both if std::mem::replace(&mut self.open_thought, true) => Some(text.clone()),
+                        ThoughtStyle::Both => Some(format!("<think>{text}")),
                     };
+                    let content = content.map(Some);
                     deltas.push(Delta { content, reasoning_content: Some(text), ..Delta::default() });
                 }
                 OutputEvent::ToolCallStart { index, id, name } => {
@@ -319,9 +316,8 @@ impl Context {
         let timings: Vec<Timings> = collected.iter().map(Collected::timings).collect();
         let mut usage = usage(&timings, timings.len());
         usage.set_reasoning(reasoning_tokens);
-        let verbose = collected.first().and_then(|choice| {
-            self.verbose(&choice.text(), &choice.tokens, choice.finish.as_ref()?)
-        });
+        let verbose =
+            collected.first().and_then(|choice| self.verbose(&choice.text(), &choice.tokens, choice.finish.as_ref()?));
         ChatAnswer {
             id: self.id.clone(),
             object: "chat.completion",

@@ -1,9 +1,7 @@
 //! What holds a chat's output to a form: `response_format`, `json_schema`, `grammar`, or the tools.
 
 use opencoti_engine::api::{Constraint, EngineInfo};
-use opencoti_model::chat::{
-    ConstraintOptions, OutputFormat, Tool, ToolChoice, ToolConstraint, tool_constraint,
-};
+use opencoti_model::chat::{ConstraintOptions, OutputFormat, Tool, ToolChoice, ToolConstraint, tool_constraint};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -42,10 +40,9 @@ impl ResponseFormat {
             Some("text") => Ok(None),
             Some("json_object") => match &self.schema {
                 Some(schema) => json_schema(schema, "response_format.schema").map(Some),
-                None => Ok(Some(Constrained {
-                    constraint: Constraint::JsonObject,
-                    field: "response_format".to_owned(),
-                })),
+                None => {
+                    Ok(Some(Constrained { constraint: Constraint::JsonObject, field: "response_format".to_owned() }))
+                }
             },
             Some("json_schema") => {
                 let schema = self.json_schema.as_ref().and_then(|named| named.0.schema.as_ref());
@@ -57,7 +54,9 @@ impl ResponseFormat {
                 let problem = format!("is {other:?}, expected text, json_object or json_schema");
                 Err(ApiError::field("response_format.type", problem))
             }
-            None => Err(ApiError::field("response_format.type", "is missing, expected text, json_object or json_schema")),
+            None => {
+                Err(ApiError::field("response_format.type", "is missing, expected text, json_object or json_schema"))
+            }
         }
     }
 }

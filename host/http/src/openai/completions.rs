@@ -76,9 +76,10 @@ impl CompletionsFields {
             return Err(ApiError::field("suffix", "is not supported; leave it empty"));
         }
         match self.best_of {
-            Some(best_of) if best_of != n.unwrap_or(1) => {
-                Err(ApiError::field("best_of", format!("is {best_of}, but only the number of answers (`n`) is supported")))
-            }
+            Some(best_of) if best_of != n.unwrap_or(1) => Err(ApiError::field(
+                "best_of",
+                format!("is {best_of}, but only the number of answers (`n`) is supported"),
+            )),
             _ => Ok(()),
         }
     }
@@ -346,13 +347,7 @@ impl Stream {
         if std::mem::replace(&mut self.state(index).echoed, true) { String::new() } else { text }
     }
 
-    fn send(
-        &mut self,
-        index: usize,
-        text: String,
-        finish_reason: Option<&'static str>,
-        out: &mut VecDeque<Bytes>,
-    ) {
+    fn send(&mut self, index: usize, text: String, finish_reason: Option<&'static str>, out: &mut VecDeque<Bytes>) {
         let text = self.echo_once(index) + &text;
         let pending = std::mem::take(&mut self.state(index).pending);
         let logprobs = self.context.logprobs.map(|_| pending);
@@ -406,7 +401,9 @@ mod tests {
     #[test]
     fn offsets_count_characters_and_split_characters_are_spelled_as_bytes() {
         let (mut writer, mut lists) = (LogprobsWriter::default(), LegacyLogprobs::default());
-        for (token, printed) in [(&b"<s>"[..], false), ("ä".as_bytes(), true), (b"\xe2\x82", true), (b"\xac", true), (b"z", true)] {
+        for (token, printed) in
+            [(&b"<s>"[..], false), ("ä".as_bytes(), true), (b"\xe2\x82", true), (b"\xac", true), (b"z", true)]
+        {
             writer.push(&mut lists, token, printed, None);
         }
         assert_eq!(lists.text_offset, [0, 0, 1, 1, 2]);

@@ -97,14 +97,10 @@ fn prepare(request: EmbeddingsRequest, app: &App, ready: &Ready, surface: Surfac
 }
 
 /// Computes the vectors of a body.
-pub(crate) async fn compute(
-    app: &App,
-    ready: &Ready,
-    input: Input,
-    surface: Surface,
-) -> Result<Embedded, ApiError> {
+pub(crate) async fn compute(app: &App, ready: &Ready, input: Input, surface: Surface) -> Result<Embedded, ApiError> {
     let (shared, own) = (App::clone(app), ready.clone());
-    let prepared = input.compute(move |bytes| prepare(EmbeddingsRequest::parse(bytes)?, &shared, &own, surface)).await?;
+    let prepared =
+        input.compute(move |bytes| prepare(EmbeddingsRequest::parse(bytes)?, &shared, &own, surface)).await?;
     let n_tokens = prepared.inputs.iter().map(|tokens| tokens.len() as u32).sum();
     let requests = prepared.inputs.into_iter().map(|tokens| ready.engine.embed(EmbedRequest { tokens, pooling: None }));
     let embeddings = future::try_join_all(requests).await?;

@@ -1,12 +1,15 @@
-//! `GET /v1/models`.
+//! `GET /v1/models` and `GET /v1/models/{model}`.
 
 use std::time::UNIX_EPOCH;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use opencoti_engine::api::EngineInfo;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::error::ApiError;
 use crate::state::{App, Ready};
 
 /// The answer of the route: OpenAI's list, and the same for Ollama's clients.
@@ -65,12 +68,9 @@ pub(crate) struct OllamaDetails {
     quantization_level: String,
 }
 
-/// Handler of the route.
-pub(crate) async fn list(State(app): State<App>, ready: Ready) -> Json<ModelList> {
-    let info = ready.engine.info();
-    let id = info.model_alias.clone();
-    let model = Model {
-        id: id.clone(),
+fn model(app: &App, info: &EngineInfo) -> Model {
+    Model {
+        id: info.model_alias.clone(),
         object: "model",
         created: app.started.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         owned_by: "opencoti",
@@ -87,10 +87,29 @@ pub(crate) async fn list(State(app): State<App>, ready: Ready) -> Json<ModelList
             size: info.model_bytes,
             ftype: info.file_type.clone(),
         },
-    };
+    }
+}
+
+/// Handler of `GET /v1/models/{model}`.
+pub(crate) async fn by_name(
+    State(app): State<App>,
+    ready: Ready,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Model>, ApiError> {
+    let Path(name) = name?;
+    let info = ready.engine.info();
+    if name != info.model_alias && !app.config.aliases.contains(&name) {
+        return Err(ApiError::not_found(format!("no model is named {name:?}; this server has {:?}", info.model_alias)));
+    }
+    Ok(Json(model(&app, info)))
+}
+
+/// Handler of `GET /v1/models`.
+pub(crate) async fn list(State(app): State<App>, ready: Ready) -> Json<ModelList> {
+    let info = ready.engine.info();
     let ollama = OllamaModel {
-        name: id.clone(),
-        model: id,
+        name: info.model_alias.clone(),
+        model: info.model_alias.clone(),
         kind: "model",
         capabilities: ["completion"],
         details: OllamaDetails {
@@ -100,7 +119,7 @@ pub(crate) async fn list(State(app): State<App>, ready: Ready) -> Json<ModelList
             quantization_level: info.file_type.clone(),
         },
     };
-    Json(ModelList { object: "list", data: vec![model], models: vec![ollama] })
+    Json(ModelList { object: "list", data: vec![model(&app, info)], models: vec![ollama] })
 }
 
 /// `135M`, `8.0B`.

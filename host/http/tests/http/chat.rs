@@ -34,7 +34,10 @@ async fn an_answer_has_openais_shape() {
         "prompt_tokens": n, "completion_tokens": 2, "total_tokens": n + 2,
         "prompt_tokens_details": {"cached_tokens": 1}, "completion_tokens_details": {"reasoning_tokens": 0}});
     assert_eq!(answer["usage"], usage);
-    assert_eq!(answer["timings"]["prompt_n"].as_u64().zip(answer["timings"]["cache_n"].as_u64()), Some((n as u64 - 1, 1)));
+    assert_eq!(
+        answer["timings"]["prompt_n"].as_u64().zip(answer["timings"]["cache_n"].as_u64()),
+        Some((n as u64 - 1, 1))
+    );
     assert_eq!(answer["timings"]["predicted_per_second"], 1000.0);
 }
 
@@ -90,10 +93,13 @@ async fn what_a_request_says_reaches_the_engine() {
 #[tokio::test]
 async fn absent_and_null_fields_take_llama_cpps_defaults() {
     let server = TestServer::new(says(&["x"], StopReason::Eos)).await;
-    for body in [with(json!({})), with(json!({
+    for body in [
+        with(json!({})),
+        with(json!({
         "temperature": null, "top_k": null, "max_tokens": null, "stop": null, "n": null, "logit_bias": null, "tools": null,
         "tool_choice": null, "response_format": null, "stream": null, "stream_options": null, "seed": null, "model": null,
-        "grammar": null, "json_schema": null, "samplers": null, "lora": null, "chat_template_kwargs": null}))] {
+        "grammar": null, "json_schema": null, "samplers": null, "lora": null, "chat_template_kwargs": null})),
+    ] {
         server.ok(CHAT, body).await;
         let request = server.log.last();
         assert_eq!(request.sampling, opencoti_engine::sampling::SamplingParams::default());
@@ -121,7 +127,11 @@ async fn a_wrong_type_is_a_400_that_names_the_field() {
         (json!({"response_format": "json"}), "response_format", "an object"),
         (json!({"response_format": {"type": 5}}), "response_format.type", "a string"),
         (json!({"chat_template_kwargs": []}), "chat_template_kwargs", "an object"),
-        (json!({"chat_template_kwargs": {"enable_thinking": "no"}}), "chat_template_kwargs.enable_thinking", "true or false"),
+        (
+            json!({"chat_template_kwargs": {"enable_thinking": "no"}}),
+            "chat_template_kwargs.enable_thinking",
+            "true or false",
+        ),
         (json!({"lora": [1]}), "lora[0]", "an object"),
         (json!({"grammar": 1}), "grammar", "a string"),
         (json!({"session_id": 1}), "session_id", "a string"),
@@ -184,7 +194,10 @@ async fn a_value_out_of_a_hard_range_is_a_400_that_names_the_field() {
         (json!({"messages": []}), "messages"),
         (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role"),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}]}), "messages[0].content[1].type"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}]}),
+            "messages[0].content[1].type",
+        ),
     ] {
         let error = server.error(CHAT, with(fields.clone()), 400).await;
         assert_eq!(error["param"], param, "{fields}: {error}");
@@ -209,7 +222,11 @@ async fn the_form_of_the_answer_becomes_a_constraint_with_its_field() {
     let table = [
         (json!({"response_format": {"type": "text"}}), None, ""),
         (json!({"response_format": {"type": "json_object"}}), Some(Constraint::JsonObject), "response_format"),
-        (json!({"response_format": {"type": "json_object", "schema": schema}}), Some(Constraint::JsonSchema(schema.clone())), "response_format.schema"),
+        (
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            Some(Constraint::JsonSchema(schema.clone())),
+            "response_format.schema",
+        ),
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}}}),
             Some(Constraint::JsonSchema(schema.clone())),
@@ -280,7 +297,10 @@ async fn thoughts_go_where_the_format_says() {
     assert_eq!(raw["choices"][0]["message"]["content"], "<think>hm, yes</think>Done");
     let both = server.ok(CHAT, with(json!({"reasoning_format": "deepseek-legacy"}))).await;
     let message = &both["choices"][0]["message"];
-    assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("<think>hm, yes</think>Done"), &json!("hm, yes")));
+    assert_eq!(
+        (&message["content"], &message["reasoning_content"]),
+        (&json!("<think>hm, yes</think>Done"), &json!("hm, yes"))
+    );
     let off = server.ok("/apply-template", with(json!({"reasoning_budget_tokens": 0}))).await;
     assert!(off["prompt"].as_str().is_some_and(|prompt| prompt.to_lowercase().contains("(thinking: false)")), "{off}");
 }
@@ -323,7 +343,8 @@ async fn engine_errors_have_their_status_and_a_failed_request_harms_no_other() {
 #[tokio::test]
 async fn a_rejected_request_says_when_to_come_back() {
     let message = "store kv: 100 cells were asked for, 7 are free".to_owned();
-    let server = TestServer::new(fails(EngineError::Rejected { retry_after: 0, reason: "kv", message: message.clone() })).await;
+    let server =
+        TestServer::new(fails(EngineError::Rejected { retry_after: 0, reason: "kv", message: message.clone() })).await;
     let response = server.post(CHAT, with(json!({}))).await;
     assert_eq!(response.status(), 429);
     assert_eq!(response.headers()["retry-after"], "1");
@@ -334,7 +355,8 @@ async fn a_rejected_request_says_when_to_come_back() {
 #[tokio::test]
 async fn a_deadline_goes_with_the_request() {
     let wait = std::time::Duration::from_secs(9);
-    let server = TestServer::with(ServerConfig { request_timeout: Some(wait), ..config() }, says(&["x"], StopReason::Eos)).await;
+    let server =
+        TestServer::with(ServerConfig { request_timeout: Some(wait), ..config() }, says(&["x"], StopReason::Eos)).await;
     server.ok(CHAT, with(json!({}))).await;
     assert_eq!(server.log.last().deadline, Some(wait));
 }

@@ -20,7 +20,10 @@ async fn a_native_answer_has_all_its_fields() {
         assert_eq!(&answer[name], value, "{name}");
     }
     let settings = &answer["generation_settings"];
-    assert_eq!((&settings["n_predict"], &settings["max_tokens"], &settings["seed"]), (&json!(8), &json!(8), &json!(77)));
+    assert_eq!(
+        (&settings["n_predict"], &settings["max_tokens"], &settings["seed"]),
+        (&json!(8), &json!(8), &json!(77))
+    );
     assert_eq!(settings["samplers"][0], "penalties");
     assert_eq!(answer["timings"]["prompt_n"], 2);
     assert!(answer.get("completion_probabilities").is_none());

@@ -21,7 +21,8 @@ async fn vectors_are_normalised_and_counted() {
     assert_eq!(answer["usage"], json!({"prompt_tokens": 2 + 4 + 1, "total_tokens": 7}));
     for (index, entry) in answer["data"].as_array().expect("an array").iter().enumerate() {
         assert_eq!((&entry["object"], &entry["index"]), (&json!("embedding"), &json!(index)));
-        let numbers: Vec<f64> = entry["embedding"].as_array().expect("numbers").iter().filter_map(Value::as_f64).collect();
+        let numbers: Vec<f64> =
+            entry["embedding"].as_array().expect("numbers").iter().filter_map(Value::as_f64).collect();
         let expected = [0.6, 0.0, -0.8, 0.0];
         assert!(numbers.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-6), "{numbers:?}");
     }

@@ -190,7 +190,12 @@ pub(crate) fn fails(error: EngineError) -> Script {
     Arc::new(move |_| vec![Step::Say(Event::Failed(error.clone()))])
 }
 
-async fn generate(steps: Vec<Step>, sender: mpsc::UnboundedSender<Event>, log: Arc<Log>, cancel: Arc<tokio::sync::Notify>) {
+async fn generate(
+    steps: Vec<Step>,
+    sender: mpsc::UnboundedSender<Event>,
+    log: Arc<Log>,
+    cancel: Arc<tokio::sync::Notify>,
+) {
     for step in steps {
         match step {
             Step::Say(event) => {
@@ -203,7 +208,10 @@ async fn generate(steps: Vec<Step>, sender: mpsc::UnboundedSender<Event>, log: A
             Step::Hang => {
                 tokio::select! {
                     () = sender.closed() => *log.gone.lock().expect("the log") += 1,
-                    () = cancel.notified() => {}
+                    () = cancel.notified() => {
+                        let error = EngineError::Unavailable("the request was cancelled".to_owned());
+                        let _ = sender.send(Event::Failed(error));
+                    }
                 }
                 return;
             }

@@ -26,14 +26,66 @@ const ROUTES: [&str; 10] = [
 ];
 
 const FIELDS: [&str; 60] = [
-    "messages", "prompt", "input", "content", "tokens", "model", "tools", "tool_choice", "parallel_tool_calls",
-    "response_format", "logprobs", "top_logprobs", "n_probs", "stream", "stream_options", "n", "n_predict", "max_tokens",
-    "max_completion_tokens", "stop", "temperature", "top_k", "top_p", "min_p", "seed", "samplers", "logit_bias", "grammar",
-    "json_schema", "id_slot", "session_id", "lora", "response_fields", "echo", "best_of", "suffix", "chat_template_kwargs",
-    "reasoning_format", "add_generation_prompt", "continue_final_message", "dry_sequence_breakers", "dry_base",
-    "repeat_last_n", "mirostat", "adaptive_decay", "encoding_format", "dimensions", "embd_normalize", "add_special",
-    "with_pieces", "filename", "verbose", "timings_per_token", "return_progress", "sse_ping_interval", "t_max_predict_ms",
-    "min_keep", "pool_id", "n_indent", "role",
+    "messages",
+    "prompt",
+    "input",
+    "content",
+    "tokens",
+    "model",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "logprobs",
+    "top_logprobs",
+    "n_probs",
+    "stream",
+    "stream_options",
+    "n",
+    "n_predict",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "samplers",
+    "logit_bias",
+    "grammar",
+    "json_schema",
+    "id_slot",
+    "session_id",
+    "lora",
+    "response_fields",
+    "echo",
+    "best_of",
+    "suffix",
+    "chat_template_kwargs",
+    "reasoning_format",
+    "add_generation_prompt",
+    "continue_final_message",
+    "dry_sequence_breakers",
+    "dry_base",
+    "repeat_last_n",
+    "mirostat",
+    "adaptive_decay",
+    "encoding_format",
+    "dimensions",
+    "embd_normalize",
+    "add_special",
+    "with_pieces",
+    "filename",
+    "verbose",
+    "timings_per_token",
+    "return_progress",
+    "sse_ping_interval",
+    "t_max_predict_ms",
+    "min_keep",
+    "pool_id",
+    "n_indent",
+    "role",
 ];
 
 /// Values as clients send them by mistake.
@@ -46,15 +98,22 @@ fn value() -> impl Strategy<Value = Value> {
         any::<u64>().prop_map(Value::from),
         any::<f64>().prop_map(|number| json!(number)),
         ".{0,12}".prop_map(Value::from),
-        prop::sample::select(&["user", "assistant", "tool", "system", "function", "text", "auto", "required", "json_object"][..])
-            .prop_map(Value::from),
+        prop::sample::select(
+            &["user", "assistant", "tool", "system", "function", "text", "auto", "required", "json_object"][..]
+        )
+        .prop_map(Value::from),
     ];
-    let keys = prop::sample::select(&["role", "content", "type", "text", "function", "name", "arguments", "tool_calls", "schema", "5"][..]);
+    let keys = prop::sample::select(
+        &["role", "content", "type", "text", "function", "name", "arguments", "tool_calls", "schema", "5"][..],
+    );
     leaf.prop_recursive(4, 40, 5, move |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
-            prop::collection::vec((keys.clone(), inner), 0..5)
-                .prop_map(|fields| fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>().into()),
+            prop::collection::vec((keys.clone(), inner), 0..5).prop_map(|fields| fields
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect::<Map<_, _>>()
+                .into()),
         ]
     })
 }
@@ -133,4 +192,14 @@ fn deep_nesting_is_a_client_error() {
     let error = parse_chat(deep.as_bytes()).expect_err("too deep");
     assert_eq!(error.status(), 400);
     assert!(error.message().contains("recursion limit"), "{}", error.message());
+}
+
+#[test]
+fn paths_and_queries_that_are_no_text_are_client_errors_in_our_shape() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let router = router(&runtime);
+    for path in ["/slots/%ff?action=save", "/v1/requests/%ff/cancel", "/slots/0?action=%ff%", "/shutdown"] {
+        let status = status(&runtime, &router, path, Vec::new());
+        assert!((400..500).contains(&status) || status == 501, "{path} gave {status}");
+    }
 }

@@ -33,7 +33,10 @@ async fn a_server_answers_503_while_the_model_loads_and_after_it_failed() {
     assert!(error["message"].as_str().is_some_and(|message| message.contains("tiny.gguf: not a GGUF file")), "{error}");
     let (handle, _) = engine(info(), says(&["ok"], StopReason::Eos), false);
     server.control.set_ready(handle, Arc::new(plugins));
-    assert_eq!(server.get("/health").await.json::<Value>().await.expect("JSON"), json!({"status": "ok", "features": {}}));
+    assert_eq!(
+        server.get("/health").await.json::<Value>().await.expect("JSON"),
+        json!({"status": "ok", "features": {}})
+    );
     server.ok(CHAT, hello()).await;
 }
 
@@ -57,7 +60,8 @@ async fn a_path_or_method_that_does_not_exist_is_told_so() {
     for path in ["/nothing", "/v1/messages", "/v1/responses", "/polykv/pools", "/slots/1/2"] {
         let response = server.get(path).await;
         assert_eq!(response.status(), 404, "{path}");
-        let expected = json!({"error": {"message": "File Not Found", "type": "not_found_error", "code": 404, "param": null}});
+        let expected =
+            json!({"error": {"message": "File Not Found", "type": "not_found_error", "code": 404, "param": null}});
         assert_eq!(response.json::<Value>().await.expect("JSON"), expected, "{path}");
     }
     let response = server.get(CHAT).await;
@@ -67,7 +71,9 @@ async fn a_path_or_method_that_does_not_exist_is_told_so() {
 
 #[tokio::test]
 async fn a_prefix_moves_every_route() {
-    let server = TestServer::with(ServerConfig { api_prefix: "/llm".to_owned(), ..config() }, says(&["ok"], StopReason::Eos)).await;
+    let server =
+        TestServer::with(ServerConfig { api_prefix: "/llm".to_owned(), ..config() }, says(&["ok"], StopReason::Eos))
+            .await;
     assert_eq!(server.get("/health").await.status(), 200);
     server.ok(CHAT, hello()).await;
     let root = server.base.trim_end_matches("/llm");
@@ -129,7 +135,9 @@ async fn cors_follows_its_mode() {
         let credentials = cors.credentials;
         let config = ServerConfig { cors: cors.clone(), api_keys: vec!["k".to_owned()], ..config() };
         let server = TestServer::with(config, says(&["ok"], StopReason::Eos)).await;
-        for (method, path) in [(reqwest::Method::OPTIONS, CHAT), (reqwest::Method::GET, "/health"), (reqwest::Method::GET, "/props")] {
+        for (method, path) in
+            [(reqwest::Method::OPTIONS, CHAT), (reqwest::Method::GET, "/health"), (reqwest::Method::GET, "/props")]
+        {
             let response = cors_headers(&server, method.clone(), path, origin).await;
             let headers = response.headers();
             let found = headers.get("access-control-allow-origin").map(|value| value.to_str().expect("text"));
@@ -155,7 +163,8 @@ async fn a_body_over_the_limit_is_refused_and_the_next_is_served() {
 #[tokio::test]
 async fn a_body_that_never_comes_times_out() {
     let timeout = Duration::from_millis(100);
-    let server = TestServer::with(ServerConfig { read_timeout: timeout, ..config() }, says(&["ok"], StopReason::Eos)).await;
+    let server =
+        TestServer::with(ServerConfig { read_timeout: timeout, ..config() }, says(&["ok"], StopReason::Eos)).await;
     let never = futures::stream::pending::<Result<Vec<u8>, std::io::Error>>();
     let request = server.client.post(format!("{}{CHAT}", server.base)).body(reqwest::Body::wrap_stream(never));
     assert_eq!(request.send().await.expect("an answer").status(), 408);
@@ -195,7 +204,8 @@ async fn a_request_that_does_not_end_is_cut_off_after_the_grace() {
     let server = TestServer::with(config, Arc::new(|_| vec![Step::Hang])).await;
     let client = server.client.clone();
     let url = format!("{}{CHAT}", server.base);
-    let hanging = tokio::spawn(async move { client.post(url).json(&hello()).send().await.map(|answer| answer.status()) });
+    let hanging =
+        tokio::spawn(async move { client.post(url).json(&hello()).send().await.map(|answer| answer.status()) });
     server.log.wait_requests(1).await;
     server.control.shutdown();
     let served = tokio::time::timeout(Duration::from_secs(20), server.serving).await.expect("the server ends");

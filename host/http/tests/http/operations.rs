@@ -24,11 +24,16 @@ async fn models_describe_the_model() {
     for path in ["/v1/models", "/models"] {
         let list = json_of(&server, path).await;
         let model = &list["data"][0];
-        assert_eq!((&list["object"], &model["id"], &model["object"]), (&json!("list"), &json!("tiny"), &json!("model")));
+        assert_eq!(
+            (&list["object"], &model["id"], &model["object"]),
+            (&json!("list"), &json!("tiny"), &json!("model"))
+        );
         assert_eq!((&model["owned_by"], &model["aliases"]), (&json!("opencoti"), &json!(["small"])));
         assert_eq!((&model["meta"]["n_ctx"], &model["meta"]["ftype"]), (&json!(512), &json!("Q4_1")));
         assert_eq!(list["models"][0]["details"]["parameter_size"], "135M");
+        assert_eq!(&json_of(&server, "/v1/models/small").await, model);
     }
+    assert_eq!(server.get("/v1/models/other").await.status(), 404);
 }
 
 #[tokio::test]
@@ -38,7 +43,10 @@ async fn props_say_what_is_in_effect() {
     assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
     let temperature = props["default_generation_settings"]["params"]["temperature"].as_f64().expect("a number");
     assert!((temperature - 0.8).abs() < 1e-6);
-    assert_eq!((&props["total_slots"], &props["bos_token"], &props["eos_token"]), (&json!(4), &json!("<s>"), &json!("</s>")));
+    assert_eq!(
+        (&props["total_slots"], &props["bos_token"], &props["eos_token"]),
+        (&json!(4), &json!("<s>"), &json!("</s>"))
+    );
     assert!(props["chat_template"].as_str().is_some_and(|template| template.contains("m.role")));
     assert_eq!(props["opencoti"]["kv"]["effective"]["n_cells"], 2048);
     assert_eq!(props["endpoint_metrics"], false);
@@ -54,7 +62,10 @@ async fn slots_show_their_work() {
     let slots = json_of(&server, "/slots?fail_on_no_slot=1").await;
     assert_eq!(slots.as_array().map(Vec::len), Some(4));
     assert_eq!((&slots[0]["is_processing"], &slots[1]["is_processing"]), (&json!(true), &json!(false)));
-    assert_eq!(slots[0]["next_token"], json!([{"has_next_token": true, "has_new_line": true, "n_remain": 5, "n_decoded": 3}]));
+    assert_eq!(
+        slots[0]["next_token"],
+        json!([{"has_next_token": true, "has_new_line": true, "n_remain": 5, "n_decoded": 3}])
+    );
     assert_eq!(slots[0]["params"]["top_k"], 40);
     assert!(slots[1].get("id_task").is_none() && slots[0]["id_task"] == 9);
     assert_eq!(slots[1]["opencoti"]["session_id"], "s");
@@ -76,10 +87,14 @@ async fn slots_are_saved_restored_and_erased_in_their_folder_only() {
     let config = ServerConfig { slot_save_path: Some(folder.path().to_owned()), ..config() };
     let server = TestServer::with(config, ok()).await;
     let saved = server.ok("/slots/1?action=save", json!({"filename": "a.bin"})).await;
-    let expected = json!({"id_slot": 1, "filename": "a.bin", "n_saved": 84, "n_written": 4096, "timings": {"save_ms": 1.5}});
+    let expected =
+        json!({"id_slot": 1, "filename": "a.bin", "n_saved": 84, "n_written": 4096, "timings": {"save_ms": 1.5}});
     assert_eq!(saved, expected);
     let restored = server.ok("/slots/1?action=restore", json!({"filename": "a.bin"})).await;
-    assert_eq!((&restored["n_restored"], &restored["n_read"], &restored["timings"]["restore_ms"]), (&json!(84), &json!(4096), &json!(1.5)));
+    assert_eq!(
+        (&restored["n_restored"], &restored["n_read"], &restored["timings"]["restore_ms"]),
+        (&json!(84), &json!(4096), &json!(1.5))
+    );
     assert_eq!(server.ok("/slots/1?action=erase", json!({})).await, json!({"id_slot": 1, "n_erased": 84}));
     let files = server.log.files.lock().expect("the log").clone();
     assert_eq!(files, vec![folder.path().join("a.bin"); 2]);
@@ -133,7 +148,8 @@ async fn plugins_are_listed_and_found_by_name() {
 
 #[tokio::test]
 async fn a_request_is_cancelled_by_its_id() {
-    let script: Script = Arc::new(|request| vec![Step::Say(started(0)), Step::Say(token(0, "a", request, 1)), Step::Hang]);
+    let script: Script =
+        Arc::new(|request| vec![Step::Say(started(0)), Step::Say(token(0, "a", request, 1)), Step::Hang]);
     let server = TestServer::new(script).await;
     let chat = |stream: bool, id: &'static str| {
         let url = format!("{}/v1/chat/completions", server.base);
@@ -163,7 +179,10 @@ async fn the_document_is_served_and_names_the_prefix() {
     let document = json_of(&server, "/openapi.json").await;
     assert_eq!(document["servers"][0]["url"], "/llm");
     let chat = &document["paths"]["/v1/chat/completions"]["post"];
-    assert_eq!(chat["requestBody"]["content"]["application/json"]["schema"]["$ref"], "#/components/schemas/ChatRequest");
+    assert_eq!(
+        chat["requestBody"]["content"]["application/json"]["schema"]["$ref"],
+        "#/components/schemas/ChatRequest"
+    );
     let schema = document["components"]["schemas"]["SamplingFields"]["properties"]["temperature"].to_string();
     assert!(schema.contains("number"), "{schema}");
 }

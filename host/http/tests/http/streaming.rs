@@ -36,12 +36,19 @@ async fn a_chat_stream_is_role_content_finish_done() {
     assert_eq!(last["choices"][0]["finish_reason"], "stop");
     assert_eq!(last["timings"]["predicted_n"], 3);
     for event in &events[..5] {
-        assert_eq!((&event["id"], &event["created"], &event["model"]), (&events[0]["id"], &events[0]["created"], &json!("tiny")));
+        assert_eq!(
+            (&event["id"], &event["created"], &event["model"]),
+            (&events[0]["id"], &events[0]["created"], &json!("tiny"))
+        );
         assert_eq!(event["object"], "chat.completion.chunk");
         assert!(event.get("usage").is_none(), "no usage unless asked for");
         assert!(event["choices"][0].get("finish_reason").is_some());
     }
-    assert!(events[..4].iter().all(|event| event["choices"][0]["finish_reason"].is_null() && event.get("timings").is_none()));
+    assert!(
+        events[..4]
+            .iter()
+            .all(|event| event["choices"][0]["finish_reason"].is_null() && event.get("timings").is_none())
+    );
 }
 
 #[tokio::test]
@@ -64,8 +71,10 @@ async fn choices_interleave_and_each_has_its_role_and_its_end() {
     let server = TestServer::new(says(&["a", "b"], StopReason::Eos)).await;
     let events = server.events(CHAT, streamed(json!({"n": 2}))).await;
     for index in 0..2 {
-        let own: Vec<&Value> =
-            events.iter().filter_map(|event| event["choices"].get(0).filter(|choice| choice["index"] == index)).collect();
+        let own: Vec<&Value> = events
+            .iter()
+            .filter_map(|event| event["choices"].get(0).filter(|choice| choice["index"] == index))
+            .collect();
         assert_eq!(own[0]["delta"]["role"], "assistant");
         let text: String = own.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
         assert_eq!(text, "ab");
@@ -90,7 +99,12 @@ async fn progress_comes_first_and_counts_as_a_result() {
     let script: Script = Arc::new(|request| {
         let progress = Event::Progress { index: 0, total: 20, cache: 4, processed: 12, time_ms: 1.5 };
         let error = EngineError::Internal("a device failed".to_owned());
-        vec![Step::Say(started(0)), Step::Say(progress), Step::Say(token(0, "a", request, 1)), Step::Say(Event::Failed(error))]
+        vec![
+            Step::Say(started(0)),
+            Step::Say(progress),
+            Step::Say(token(0, "a", request, 1)),
+            Step::Say(Event::Failed(error)),
+        ]
     });
     let server = TestServer::new(script).await;
     let events = server.events(CHAT, streamed(json!({"return_progress": true}))).await;
@@ -115,7 +129,10 @@ async fn an_error_after_the_first_result_is_the_last_event() {
     ] {
         let events = server.events(path, body).await;
         let error = &events.last().expect("an event")["error"];
-        assert_eq!((&error["code"], &error["type"], &error["message"]), (&json!(500), &json!("server_error"), &json!("a device failed")));
+        assert_eq!(
+            (&error["code"], &error["type"], &error["message"]),
+            (&json!(500), &json!("server_error"), &json!("a device failed"))
+        );
         assert!(events.len() >= 2 && !events.contains(&json!("[DONE]")), "{events:?}");
     }
 }
@@ -142,7 +159,8 @@ async fn a_saturated_cache_is_told_in_a_header() {
 
 #[tokio::test]
 async fn a_client_that_goes_away_frees_its_request_wherever_it_is() {
-    let after_a_token: Script = Arc::new(|request| vec![Step::Say(started(0)), Step::Say(token(0, "a", request, 1)), Step::Hang]);
+    let after_a_token: Script =
+        Arc::new(|request| vec![Step::Say(started(0)), Step::Say(token(0, "a", request, 1)), Step::Hang]);
     let in_prefill: Script = Arc::new(|_| vec![Step::Say(started(0)), Step::Hang]);
     let in_queue: Script = Arc::new(|_| vec![Step::Hang]);
     for (name, script) in [("decode", after_a_token), ("prefill", in_prefill), ("queue", in_queue)] {

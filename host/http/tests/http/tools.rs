@@ -6,7 +6,12 @@ use serde_json::{Value, json};
 use crate::fake::{TestServer, says};
 
 const CHAT: &str = "/v1/chat/completions";
-const CALL: &[&str] = &["Let me see.\n<tool_", "call>\n{\"name\": \"weather\", \"argu", "ments\": {\"city\": \"Rom", "e\"}}\n</tool_call>"];
+const CALL: &[&str] = &[
+    "Let me see.\n<tool_",
+    "call>\n{\"name\": \"weather\", \"argu",
+    "ments\": {\"city\": \"Rom",
+    "e\"}}\n</tool_call>",
+];
 
 fn with_tools(fields: Value) -> Value {
     let mut body = json!({
@@ -29,7 +34,8 @@ async fn a_call_in_the_text_becomes_a_tool_call() {
     let calls = choice["message"]["tool_calls"].as_array().expect("calls");
     assert_eq!(calls.len(), 1);
     assert_eq!((&calls[0]["type"], &calls[0]["function"]["name"]), (&json!("function"), &json!("weather")));
-    let arguments: Value = serde_json::from_str(calls[0]["function"]["arguments"].as_str().expect("a string")).expect("JSON");
+    let arguments: Value =
+        serde_json::from_str(calls[0]["function"]["arguments"].as_str().expect("a string")).expect("JSON");
     assert_eq!(arguments, json!({"city": "Rome"}));
     assert!(matches!(server.log.last().constraint, Some(Constraint::Lark(_))));
     assert_eq!(server.log.last().constraint_field, "tools");
@@ -39,12 +45,16 @@ async fn a_call_in_the_text_becomes_a_tool_call() {
 async fn a_streamed_call_begins_with_its_name_and_its_parts_join_to_json() {
     let server = TestServer::new(says(CALL, StopReason::Eos)).await;
     let events = server.events(CHAT, with_tools(json!({"stream": true}))).await;
-    let parts: Vec<&Value> = events.iter().filter_map(|event| event["choices"][0]["delta"]["tool_calls"].get(0)).collect();
+    let parts: Vec<&Value> =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["tool_calls"].get(0)).collect();
     assert!(parts[0]["id"].as_str().is_some_and(|id| id.starts_with("call_")), "{parts:?}");
     assert_eq!((&parts[0]["index"], &parts[0]["type"]), (&json!(0), &json!("function")));
     assert_eq!(parts[0]["function"], json!({"name": "weather", "arguments": ""}));
     for part in &parts[1..] {
-        assert!(part.get("id").is_none() && part.get("type").is_none() && part["function"].get("name").is_none(), "{part}");
+        assert!(
+            part.get("id").is_none() && part.get("type").is_none() && part["function"].get("name").is_none(),
+            "{part}"
+        );
     }
     let arguments: String = parts.iter().filter_map(|part| part["function"]["arguments"].as_str()).collect();
     assert_eq!(serde_json::from_str::<Value>(&arguments).expect("JSON"), json!({"city": "Rome"}));
