@@ -126,11 +126,9 @@ fn samples(plugins: &[Value], value: impl Fn(&Value) -> Option<f64>) -> Vec<(Str
     plugins.iter().filter_map(sample).collect()
 }
 
-/// The registry writes the state as a word, or as an object with the word and its reason.
 fn healthy(plugin: &Value) -> Option<f64> {
-    let state = &plugin["state"];
-    let word = state.as_str().or_else(|| state["state"].as_str())?;
-    Some(f64::from(u8::from(word != "quarantined")))
+    let state = plugin["state"].as_str()?;
+    Some(f64::from(u8::from(state != "quarantined")))
 }
 
 #[cfg(test)]
@@ -142,8 +140,8 @@ mod tests {
     #[test]
     fn plugins_show_their_health_and_their_calls() {
         let described = json!([
-            {"name": "a\"b", "version": "1.0.0", "state": {"state": "quarantined", "reason": "it panicked"}, "calls": 7, "failures": 1},
-            {"name": "c", "version": "2.0.0", "state": {"state": "active"}, "calls": 0, "failures": 0},
+            {"name": "a\"b", "version": "1.0.0", "state": "quarantined", "reason": "it panicked", "calls": 7, "failures": 1},
+            {"name": "c", "version": "2.0.0", "state": "active", "calls": 0, "failures": 0},
             {"name": "d", "state": "available"},
         ]);
         let text = gauges(&Stats::default(), &described, 0);
