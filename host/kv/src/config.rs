@@ -45,6 +45,15 @@ pub struct CacheConfig {
     pub rollback_tokens: usize,
 }
 
+/// Size of a group's store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreSize {
+    /// Bytes of a page, all layers of the group together.
+    pub page_bytes: usize,
+    /// Pages.
+    pub n_pages: usize,
+}
+
 /// Pages of a group: how they are laid out and how many of them there are.
 pub(crate) struct StorePlan {
     pub(crate) layers: Vec<LayerTiles>,
@@ -76,6 +85,16 @@ impl CacheConfig {
             group.check_codec(Side::V, &group.v, group.geometry.v_head_dim)?;
         }
         Ok(())
+    }
+
+    /// Sizes of the stores, one a group, without taking any memory.
+    ///
+    /// # Errors
+    /// When the configuration can't be used or a size overflows.
+    pub fn sizes(&self) -> Result<Vec<StoreSize>, ConfigError> {
+        self.validate()?;
+        let size = |group| self.store_plan(group).map(|p| StoreSize { page_bytes: p.page_bytes, n_pages: p.n_pages });
+        self.groups.iter().map(size).collect()
     }
 
     /// Layout and size of a group's store.

@@ -27,7 +27,7 @@ mod stats;
 mod store;
 
 pub use cache::Cache;
-pub use config::{CacheConfig, GroupConfig};
+pub use config::{CacheConfig, GroupConfig, StoreSize};
 pub use error::{CacheFull, ConfigError, KvError};
 pub use planning::{BatchItem, Outputs, Planned, StepId};
 pub use prefix::Prefix;

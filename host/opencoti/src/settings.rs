@@ -100,10 +100,6 @@ pub struct Settings {
     pub max_queue: u32,
     /// Compute threads; 0 for one a core.
     pub threads: u32,
-    /// Pin threads to cores.
-    pub pin_threads: bool,
-    /// Tokens a request without a bound may generate; -1 until the context ends.
-    pub n_predict: i32,
     /// Pooling of embeddings.
     pub pooling: PoolingChoice,
     /// Codec of keys.
@@ -198,8 +194,6 @@ impl Default for Settings {
             batch_size: 0,
             max_queue: 0,
             threads: 0,
-            pin_threads: false,
-            n_predict: 0,
             pooling: PoolingChoice::Auto,
             kv_k: String::new(),
             kv_v: String::new(),

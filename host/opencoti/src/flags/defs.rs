@@ -61,7 +61,7 @@ flags! {
     /// Tokens a sequence may hold.
     ///
     /// 0 takes the model's training context, at most 8192.
-    CtxSize: u32 = "0", "ctx-size" / 'c', "engine.ctx_size", |s, v| s.ctx_size = v;
+    CtxSize: u32 = "0", "ctx-size", "engine.ctx_size", |s, v| s.ctx_size = v;
 
     /// Requests that run at the same time (slots).
     ParallelFlag: u32 = "4", "parallel" / 'p', "engine.parallel", |s, v| s.parallel = v;
@@ -79,14 +79,6 @@ flags! {
     ///
     /// 0 takes one for each core.
     Threads: u32 = "0", "threads" / 't', "engine.threads", |s, v| s.threads = v;
-
-    /// Pin each compute thread to a core of its own.
-    PinThreads: bool = "false", "pin-threads", "engine.pin_threads", |s, v| s.pin_threads = v;
-
-    /// Tokens generated for a request that sets no bound.
-    ///
-    /// -1 goes on until the text or the context ends.
-    NPredict: i32 = "-1", "n-predict" / 'n', "engine.n_predict", |s, v| s.n_predict = v;
 
     /// Codec of the keys in the KV cache.
     ///

@@ -1,0 +1,48 @@
+//! Request bodies, as far as they are read without a model.
+
+use super::Target;
+
+/// Bodies of chat requests.
+pub const CHAT: Target = Target { name: "chat-body", seeds: chat_seeds, run: chat };
+/// Bodies of completion requests, native and OpenAI's.
+pub const COMPLETION: Target = Target { name: "completion-body", seeds: completion_seeds, run: completion };
+
+fn chat_seeds() -> Vec<Vec<u8>> {
+    let bodies = [
+        r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"stream_options":{"include_usage":true}}"#,
+        r#"{"messages":[{"role":"system","content":[{"type":"text","text":"be brief"}]},{"role":"user","content":"x"}],
+            "temperature":0.5,"top_p":0.9,"n":2,"stop":["a","b"],"logprobs":true,"top_logprobs":3,"seed":1}"#,
+        r#"{"messages":[{"role":"user","content":"w?"},{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":
+            "function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"c","content":"1"}],
+            "tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],
+            "tool_choice":{"type":"function","function":{"name":"f"}},"parallel_tool_calls":false}"#,
+        r#"{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema","json_schema":{"name":"s",
+            "schema":{"type":"object","properties":{"a":{"type":"integer"}}}}},"logit_bias":{"5":-100},"max_tokens":7}"#,
+    ];
+    bodies.map(|b| b.as_bytes().to_vec()).to_vec()
+}
+
+fn completion_seeds() -> Vec<Vec<u8>> {
+    let bodies = [
+        r#"{"prompt":"hello","n_predict":5,"temperature":0,"stop":["x"],"n_probs":2,"cache_prompt":true}"#,
+        r#"{"prompt":[1,2,"three",4],"samplers":["top_k","temperature"],"logit_bias":[[1,-1.5],["x",false]]}"#,
+        r#"{"prompt":[["a"],[1,2]],"dry_sequence_breakers":["\n"],"grammar":"root ::= \"a\"","response_fields":["a/b"]}"#,
+        r#"{"prompt":{"prompt_string":"x","multimodal_data":[]},"echo":true,"logprobs":1,"max_tokens":4,"id_slot":0}"#,
+    ];
+    bodies.map(|b| b.as_bytes().to_vec()).to_vec()
+}
+
+fn outcome<T, E: std::fmt::Debug>(result: Result<T, E>) -> String {
+    match result {
+        Ok(_) => "accepted".to_owned(),
+        Err(e) => format!("{e:?}"),
+    }
+}
+
+fn chat(input: &[u8]) -> String {
+    outcome(opencoti_http::parse_chat(input))
+}
+
+fn completion(input: &[u8]) -> String {
+    outcome(opencoti_http::parse_completion(input))
+}

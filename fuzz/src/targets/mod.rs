@@ -1,0 +1,18 @@
+//! What is fuzzed.
+
+mod bodies;
+mod gguf;
+mod state;
+
+/// A reader of bytes from outside.
+pub struct Target {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// Valid inputs to start from.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Reads one input and says what came of it.
+    pub run: fn(&[u8]) -> String,
+}
+
+/// Every target.
+pub const TARGETS: [Target; 4] = [gguf::TARGET, state::TARGET, bodies::CHAT, bodies::COMPLETION];

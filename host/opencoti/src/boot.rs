@@ -1,0 +1,354 @@
+//! From settings to a running engine. Everything that can be refused is refused here, before a request is taken.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use opencoti_compute::cpu::attention::Attention;
+use opencoti_compute::cpu::executor::{Config as ExecutorConfig, Executor};
+use opencoti_engine::admission::AdmissionDecider;
+use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling};
+use opencoti_engine::engine::{EngineConfig, EngineParts, spawn};
+use opencoti_engine::sampling::SamplingParams;
+use opencoti_engine::{StepBudget, vocab::Vocab};
+use opencoti_kv::{Cache, CacheConfig};
+use opencoti_model::Model;
+use opencoti_model::chat::{ChatTemplate, default_template};
+use opencoti_model::tokenizer::Tokenizer;
+use opencoti_plugin_api::residency::{self, EVENT_START, GroupState};
+use opencoti_registry::Registry;
+
+use crate::settings::{PoolingChoice, Settings};
+use crate::{fingerprint, kv, memory};
+
+/// Context taken from a model that was trained for more, when the settings say nothing.
+const DEFAULT_CTX: u32 = 8192;
+
+/// A model with everything around it, ready to start.
+pub struct Prepared {
+    model: Model,
+    tokenizer: Arc<Tokenizer>,
+    template: Arc<ChatTemplate>,
+    cache: CacheConfig,
+    /// What people should know.
+    pub summary: Summary,
+    n_ctx: u32,
+    name: String,
+    template_source: String,
+    budget: StepBudget,
+}
+
+/// The facts of a start, in the order they are shown.
+#[derive(Debug, Default)]
+pub struct Summary(pub Vec<(&'static str, String)>);
+
+impl Summary {
+    fn add(&mut self, what: &'static str, text: impl Into<String>) {
+        self.0.push((what, text.into()));
+    }
+}
+
+impl std::fmt::Display for Summary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (what, text) in &self.0 {
+            writeln!(f, "  {what:<14} {text}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Loads and checks everything but the memory.
+pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f32)) -> Result<Prepared> {
+    let path = settings.model.as_deref().context("no model is set; give `--model FILE` or `model.path`")?;
+    let model = load_model(path, progress)?;
+    let tokenizer = Arc::clone(&model.tokenizer);
+    let (template, template_source) = template(settings, &model, &tokenizer)?;
+    let n_ctx = context(settings, &model)?;
+    let cache = cache_config(settings, registry, &model, n_ctx)?;
+
+    let mut summary = Summary::default();
+    let name = model.name.clone().unwrap_or_else(|| file_stem(path));
+    summary.add(
+        "model",
+        format!(
+            "{name} ({}, {}, {:.1} M weights, {})",
+            model.architecture,
+            model.sizes.file_type,
+            model.sizes.parameters as f64 / 1e6,
+            memory::show(model.sizes.tensor_bytes as f64)
+        ),
+    );
+    summary.add(
+        "context",
+        format!(
+            "{n_ctx} tokens a sequence (trained for {}), {} slots, {} tokens of cache",
+            model.hparams.context_length, settings.parallel, cache.capacity_tokens
+        ),
+    );
+    for group in &cache.groups {
+        let window = group.geometry.window.map_or(String::new(), |w| format!(", window {w}"));
+        summary.add(
+            "cache",
+            format!(
+                "{}: {} layers{window}, K {}, V {}, {} a token",
+                group.name,
+                group.n_layers,
+                kv::codec_label(&group.k),
+                kv::codec_label(&group.v),
+                memory::show(kv::bytes_per_token(group))
+            ),
+        );
+        for codec in [&group.k, &group.v] {
+            if codec.cpu_tiles().is_none() {
+                summary.add(
+                    "slower",
+                    format!("codec {} has no CPU tiles; its tiles are decoded before they are read", codec.name()),
+                );
+            }
+        }
+    }
+    let residency = match registry.residency() {
+        Some(policy) => policy.instance().name().to_owned(),
+        None => "none listed: every page stays resident, unchecked".to_owned(),
+    };
+    summary.add("residency", residency);
+    let admission = match registry.admission() {
+        Some(policy) => policy.instance().name().to_owned(),
+        None => "none listed: the built-in rule decides".to_owned(),
+    };
+    summary.add("admission", admission);
+    summary.add("chat template", template_source.clone());
+    summary.add("threads", threads(settings).to_string());
+    let template = Arc::new(template);
+    Ok(Prepared {
+        model,
+        tokenizer,
+        template,
+        cache,
+        summary,
+        n_ctx,
+        name,
+        template_source,
+        budget: step_budget(settings),
+    })
+}
+
+fn load_model(path: &Path, mut progress: impl FnMut(f32)) -> Result<Model> {
+    use opencoti_model::LoadStage;
+    let stage = |stage| match stage {
+        LoadStage::Reading => 0.1,
+        LoadStage::Building => 0.3,
+        LoadStage::Done => 0.6,
+    };
+    Ok(Model::load(path, |s| progress(stage(s)))?)
+}
+
+fn file_stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "model".to_owned(), |s| s.to_string_lossy().into_owned())
+}
+
+/// The template and where it comes from.
+fn template(settings: &Settings, model: &Model, tokenizer: &Tokenizer) -> Result<(ChatTemplate, String)> {
+    let token = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or("").to_owned();
+    let (bos, eos) = (token(tokenizer.bos()), token(tokenizer.eos()));
+    let (source, origin) = if let Some(file) = &settings.chat_template_file {
+        let source = std::fs::read_to_string(file)
+            .with_context(|| format!("the chat template {} can't be read", file.display()))?;
+        (source, file.display().to_string())
+    } else if let Some(source) = &model.chat_templates.default {
+        (source.clone(), "model file".to_owned())
+    } else if let Some((name, source)) = default_template(model.architecture, tokenizer) {
+        (source.to_owned(), format!("{name} (the default of {}; the model file has none)", model.architecture))
+    } else {
+        bail!(
+            "the model has no chat template and architecture {} has no default; give one with `--chat-template-file`",
+            model.architecture
+        );
+    };
+    let template = ChatTemplate::new(&source, &bos, &eos).with_context(|| format!("chat template from {origin}"))?;
+    Ok((template, origin))
+}
+
+fn context(settings: &Settings, model: &Model) -> Result<u32> {
+    let trained = u32::try_from(model.hparams.context_length).unwrap_or(u32::MAX);
+    match settings.ctx_size {
+        0 => Ok(trained.min(DEFAULT_CTX)),
+        asked if asked <= trained => Ok(asked),
+        asked => bail!("`engine.ctx_size` is {asked}, but the model was trained for {trained} tokens; lower it"),
+    }
+}
+
+fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: u32) -> Result<CacheConfig> {
+    if settings.parallel == 0 || settings.batch_size == 0 {
+        bail!("`engine.parallel` and `engine.batch_size` must be at least 1");
+    }
+    let budget = match settings.kv_budget.0 {
+        0 => memory::available().map_or(u64::MAX, |bytes| bytes / 2),
+        bytes => bytes,
+    };
+    let mut config = CacheConfig {
+        groups: kv::groups(settings, registry, &model.graph)?,
+        capacity_tokens: 0,
+        // One more than the engine's, for embeddings.
+        slots: settings.parallel as usize + 1,
+        recent_sequences: settings.retain as usize,
+        step_tokens: step_budget(settings).n_batch,
+        rollback_tokens: 1,
+    };
+    let wanted = n_ctx as usize * settings.parallel as usize;
+    config.capacity_tokens = match settings.kv_tokens {
+        0 => fitting(&config, wanted, budget)?,
+        tokens => tokens as usize,
+    };
+    check_residency(registry, &config, budget)?;
+    Ok(config)
+}
+
+/// As many tokens as wanted, or as many as the budget holds.
+fn fitting(config: &CacheConfig, wanted: usize, budget: u64) -> Result<usize> {
+    let size = |tokens: usize| -> Result<u64> {
+        let sizes = CacheConfig { capacity_tokens: tokens, ..config.clone() }.sizes()?;
+        Ok(sizes.iter().map(|s| s.page_bytes as u64 * s.n_pages as u64).sum())
+    };
+    if size(wanted)? <= budget {
+        return Ok(wanted);
+    }
+    let (mut fits, mut too_many) = (0, wanted);
+    while too_many - fits > 128 {
+        let middle = fits + (too_many - fits) / 2;
+        if size(middle.max(1))? <= budget { fits = middle } else { too_many = middle }
+    }
+    match fits {
+        0 => bail!(
+            "the KV cache of {wanted} tokens takes {} and not even a page fits the budget of {}; choose smaller codecs, \
+             fewer slots or a larger `kv.budget`",
+            memory::show(size(wanted)? as f64),
+            memory::show(budget as f64)
+        ),
+        tokens => Ok(tokens),
+    }
+}
+
+/// Asks the residency policy whether the cache may be as large as configured.
+fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Result<()> {
+    let Some(policy) = registry.residency() else { return Ok(()) };
+    let sizes = config.sizes()?;
+    let groups: Vec<GroupState> = config
+        .groups
+        .iter()
+        .zip(&sizes)
+        .map(|(group, size)| GroupState {
+            page_bytes: size.page_bytes as u64,
+            pages_total: size.n_pages as u64,
+            pages_used: 0,
+            layers: group.n_layers as u32,
+            window: group.geometry.window.unwrap_or(0) as u32,
+        })
+        .collect();
+    let decision = policy.plan(&residency::Snapshot {
+        event: EVENT_START,
+        groups: &groups,
+        device_budget: budget,
+        host_budget: 0,
+        link_bytes_per_second: 0.0,
+    })?;
+    for (group, (state, resident)) in config.groups.iter().zip(groups.iter().zip(&decision.device_pages)) {
+        if *resident < state.pages_total {
+            bail!(
+                "residency policy `{}` keeps {resident} of the {} pages of `{}`, but the CPU executor reads every page \
+                 where it is; lower `kv.tokens` or list another policy",
+                policy.instance().name(),
+                state.pages_total,
+                group.name
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Sizes of a step. While answers run, prompts get at most a quarter of it, so that a token never waits for a long one.
+fn step_budget(settings: &Settings) -> StepBudget {
+    let n_batch = (settings.batch_size as usize).max(settings.parallel as usize + 1);
+    let prefill_chunk = (n_batch / 4).max(1);
+    // Logits of a large vocabulary are large: rows with outputs are bounded.
+    let max_outputs = n_batch.min(64).max(settings.parallel as usize + 1);
+    StepBudget { n_batch, prefill_chunk, max_outputs }
+}
+
+fn threads(settings: &Settings) -> usize {
+    match settings.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        n => n as usize,
+    }
+}
+
+impl Prepared {
+    /// Takes the memory and starts the engine thread.
+    pub fn start(self, settings: &Settings, registry: &Registry) -> Result<EngineHandle> {
+        let budget = self.budget;
+        let executor = Executor::new(
+            self.model.graph.clone(),
+            self.model.weights.clone(),
+            Box::new(Attention::new(&self.model.graph)),
+            ExecutorConfig { threads: threads(settings), max_rows: budget.n_batch, max_outputs: budget.max_outputs },
+        )?;
+        let pooling = self.pooling(settings);
+        let info = self.info(settings, pooling);
+        let parts = EngineParts {
+            config: EngineConfig {
+                n_slots: settings.parallel as usize,
+                n_ctx: self.n_ctx as usize,
+                max_queue: settings.max_queue as usize,
+                budget,
+                pooling,
+            },
+            cache: Cache::new(self.cache)?,
+            runner: Box::new(executor),
+            vocab: Arc::new(Vocab::from(self.tokenizer.as_ref())),
+            model: fingerprint::of(&self.model, &self.name),
+            admission: registry.admission().map(|p| Box::new(p.clone()) as Box<dyn AdmissionDecider>),
+        };
+        Ok(spawn(parts, Arc::new(info)).context("the engine thread could not be started")?.0)
+    }
+
+    fn pooling(&self, settings: &Settings) -> Pooling {
+        match settings.pooling {
+            PoolingChoice::Auto | PoolingChoice::Mean => Pooling::Mean,
+            PoolingChoice::Last => Pooling::Last,
+            PoolingChoice::Cls => Pooling::Cls,
+            PoolingChoice::None => Pooling::None,
+        }
+    }
+
+    fn info(&self, settings: &Settings, pooling: Pooling) -> EngineInfo {
+        let (model, path) = (&self.model, settings.model.as_deref().unwrap_or_else(|| Path::new("")));
+        let codecs = self.cache.groups.first().map(|g| (kv::codec_label(&g.k), kv::codec_label(&g.v)));
+        EngineInfo {
+            model_alias: settings.alias.clone().unwrap_or_else(|| self.name.clone()),
+            model_path: path.display().to_string(),
+            architecture: model.architecture.to_owned(),
+            file_type: model.sizes.file_type.to_string(),
+            n_params: model.sizes.parameters,
+            model_bytes: model.sizes.tensor_bytes,
+            n_embd: model.hparams.embedding_length as u32,
+            n_ctx_train: model.hparams.context_length as u32,
+            n_ctx: self.n_ctx,
+            n_slots: settings.parallel,
+            kv_codecs: codecs.unwrap_or_default(),
+            tokenizer: Arc::clone(&self.tokenizer),
+            template: Arc::clone(&self.template),
+            template_source: self.template_source.clone(),
+            default_sampling: SamplingParams {
+                temperature: settings.temperature,
+                top_k: settings.top_k,
+                top_p: settings.top_p,
+                min_p: settings.min_p,
+                repeat_penalty: settings.repeat_penalty,
+                seed: settings.seed,
+                ..SamplingParams::default()
+            },
+            max_queue: settings.max_queue,
+            pooling,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! From names in the settings to opened codecs, and what they cost for a model.
+
+use anyhow::{Context, Result};
+use opencoti_compute::graph::{CacheGroup, Graph};
+use opencoti_kv::GroupConfig;
+use opencoti_plugin_api::PAGE_TOKENS;
+use opencoti_plugin_api::host::Codec;
+use opencoti_plugin_api::kv_codec::Side;
+use opencoti_registry::Registry;
+use serde_json::{Map, Value, json};
+
+use crate::settings::{Rotation, Settings};
+
+/// Name of a group in messages and metrics.
+fn group_name(group: &CacheGroup, same_kind_before: usize) -> String {
+    let kind = if group.geometry.window.is_some() { "swa" } else { "kv" };
+    match same_kind_before {
+        0 => kind.to_owned(),
+        n => format!("{kind}{}", n + 1),
+    }
+}
+
+/// The options of a side's codec: the user's table, with the rotation that the settings ask for.
+fn options(settings: &Settings, side: Side) -> Map<String, Value> {
+    let (codec, table) = match side {
+        Side::K => (&settings.kv_k, &settings.kv_k_options),
+        Side::V => (&settings.kv_v, &settings.kv_v_options),
+    };
+    let mut options = table.0.clone();
+    let rotate = match settings.kv_rotation {
+        Rotation::None => false,
+        Rotation::Hadamard => true,
+        Rotation::Auto => is_quantised_scalar(codec),
+    };
+    if rotate {
+        options.entry("rotation").or_insert_with(|| json!("hadamard"));
+    }
+    options
+}
+
+/// `q8_0`, `q4_0` and the like, whichever plugin was named before a `/`.
+fn is_quantised_scalar(codec: &str) -> bool {
+    let name = codec.rsplit('/').next().unwrap_or(codec);
+    let digits = name.strip_prefix('q').and_then(|rest| rest.split_once('_'));
+    digits.is_some_and(|(bits, kind)| bits.parse::<u8>().is_ok() && kind.parse::<u8>().is_ok())
+}
+
+/// Opens the settings' codecs for every cache group of a model.
+pub fn groups(settings: &Settings, registry: &Registry, graph: &Graph) -> Result<Vec<GroupConfig>> {
+    let mut named: Vec<GroupConfig> = Vec::new();
+    for group in graph.cache_groups() {
+        let windowed = group.geometry.window.is_some();
+        let before = named.iter().filter(|g| g.geometry.window.is_some() == windowed).count();
+        named.push(GroupConfig {
+            name: group_name(&group, before),
+            geometry: group.geometry,
+            n_layers: group.layers.len(),
+            k: open(settings, registry, Side::K, group.geometry.k_head_dim)?,
+            v: open(settings, registry, Side::V, group.geometry.v_head_dim)?,
+        });
+    }
+    Ok(named)
+}
+
+fn open(settings: &Settings, registry: &Registry, side: Side, head_dim: usize) -> Result<Codec> {
+    let (name, key) = match side {
+        Side::K => (&settings.kv_k, "kv.k"),
+        Side::V => (&settings.kv_v, "kv.v"),
+    };
+    let (plugin, codec) = registry.codec(name).with_context(|| format!("`{key}`"))?;
+    let options = Value::Object(options(settings, side)).to_string();
+    plugin.open(&codec, &options, side, head_dim).with_context(|| format!("`{key} = \"{name}\"`"))
+}
+
+/// Bytes that a token costs in a group, all its layers together.
+pub fn bytes_per_token(group: &GroupConfig) -> f64 {
+    let tile = group.k.layout().tile_bytes + group.v.layout().tile_bytes;
+    (tile * group.geometry.n_kv_heads * group.n_layers) as f64 / PAGE_TOKENS as f64
+}
+
+/// A codec with its options, for people.
+pub fn codec_label(codec: &Codec) -> String {
+    match codec.options() {
+        "{}" => codec.name().to_owned(),
+        options => format!("{} {options}", codec.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_rotation_is_for_quantised_scalar_codecs_alone() {
+        for (codec, rotated) in
+            [("q4_0", true), ("kv-scalar/q8_0", true), ("f16", false), ("bf16", false), ("turbo3", false), ("q", false)]
+        {
+            let settings = Settings { kv_k: codec.to_owned(), kv_v: "f16".to_owned(), ..Settings::with_defaults() };
+            assert_eq!(options(&settings, Side::K).contains_key("rotation"), rotated, "{codec}");
+            assert!(options(&settings, Side::V).is_empty());
+        }
+    }
+
+    #[test]
+    fn the_users_own_rotation_stands() {
+        let mut settings = Settings { kv_k: "q4_0".to_owned(), ..Settings::with_defaults() };
+        settings.kv_k_options.0.insert("rotation".to_owned(), json!("none"));
+        assert_eq!(options(&settings, Side::K)["rotation"], "none");
+    }
+}
