@@ -18,12 +18,16 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use targets::{TARGETS, Target};
 
 /// Memory a target may take beyond its input: parsing may copy, not invent.
 const MEMORY_LIMIT: usize = 64 << 20;
+/// Words of an outcome that make its class.
+const CLASS_WORDS: usize = 8;
+/// Most inputs kept to be mutated further; beyond that a new one replaces an old one.
+const MAX_CORPUS: usize = 2000;
 
 #[global_allocator]
 static ALLOCATOR: memory::Counting = memory::Counting;
@@ -76,7 +80,13 @@ fn fuzz(target: &Target, time: Duration, seed: u64) -> Result<()> {
         let other = &corpus[rng.random_range(0..corpus.len())];
         mutate::mutate(&mut input, other, &mut rng);
         if classes.insert(once(target, &input)?) {
-            corpus.push(input);
+            match corpus.len() < MAX_CORPUS {
+                true => corpus.push(input),
+                false => {
+                    let place = rng.random_range(0..MAX_CORPUS);
+                    corpus[place] = input;
+                }
+            }
         }
         runs += 1;
     }
@@ -100,18 +110,15 @@ fn once(target: &Target, input: &[u8]) -> Result<String> {
     Ok(class(&outcome.unwrap_or_default()))
 }
 
-/// An outcome without the numbers and quoted parts that make each one different.
+/// An outcome without what makes each one different: the first plain words before its first quotation and after its last.
 fn class(outcome: &str) -> String {
-    let mut class = String::with_capacity(outcome.len());
-    let mut quoted = false;
-    for c in outcome.chars() {
-        match c {
-            '`' | '"' => quoted = !quoted,
-            _ if quoted || c.is_ascii_digit() => {}
-            _ => class.push(c),
-        }
-    }
-    class
+    let (head, rest) = outcome.split_once(['`', '"']).unwrap_or((outcome, ""));
+    let tail = rest.rsplit(['`', '"']).next().unwrap_or("");
+    let words = |text: &str| {
+        let plain = |word: &&str| word.bytes().all(|b| b.is_ascii_alphabetic());
+        text.split_whitespace().filter(plain).take(CLASS_WORDS).collect::<Vec<_>>().join(" ")
+    };
+    format!("{}|{}", words(head), words(tail))
 }
 
 fn text(payload: &(dyn std::any::Any + Send)) -> &str {
@@ -144,6 +151,8 @@ fn regressions(target: &str) -> Result<Vec<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
+    use rand::Rng;
+
     use super::*;
 
     #[test]

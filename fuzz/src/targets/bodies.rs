@@ -1,5 +1,7 @@
 //! Request bodies, as far as they are read without a model.
 
+use opencoti_http::ApiError;
+
 use super::Target;
 
 /// Bodies of chat requests.
@@ -32,11 +34,8 @@ fn completion_seeds() -> Vec<Vec<u8>> {
     bodies.map(|b| b.as_bytes().to_vec()).to_vec()
 }
 
-fn outcome<T, E: std::fmt::Debug>(result: Result<T, E>) -> String {
-    match result {
-        Ok(_) => "accepted".to_owned(),
-        Err(e) => format!("{e:?}"),
-    }
+fn outcome(result: Result<(), ApiError>) -> String {
+    result.map_or_else(|e| e.message().to_owned(), |()| "accepted".to_owned())
 }
 
 fn chat(input: &[u8]) -> String {

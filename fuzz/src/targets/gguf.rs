@@ -24,6 +24,6 @@ fn seeds() -> Vec<Vec<u8>> {
 fn run(input: &[u8]) -> String {
     match Gguf::parse(input, "input") {
         Err(e) => e.to_string(),
-        Ok(gguf) => format!("{} keys, {} tensors", gguf.metadata().len(), gguf.tensors().len()),
+        Ok(gguf) => format!("{} keys, {} tensors", gguf.metadata.len(), gguf.tensors.len()),
     }
 }
