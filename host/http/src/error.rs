@@ -53,11 +53,6 @@ pub struct ApiError {
 const CANCELLED: u16 = 499;
 
 impl ApiError {
-    /// The sentence that the client gets.
-    pub fn message(&self) -> &str {
-        &self.object.message
-    }
-
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let object = ErrorObject {
             code: status.as_u16(),
