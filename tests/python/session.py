@@ -1,8 +1,9 @@
 """A scripted session of the OpenAI Python client against a running server.
 
-    session.py OPENCOTI MODEL
+    session.py OPENCOTI CHAT_MODEL BASE_MODEL
 
-Starts the server on a free port, drives every OpenAI route that exists, and stops it by POST /shutdown. Texts are never
+Starts the server with the chat model on a free port, drives every OpenAI route that exists, and stops it by POST /shutdown; then
+completes with the base model, which has no chat template of its own. Texts are never
 compared with expected texts: a small model says what it says. Shapes, counts, orders and constraints are.
 """
 
@@ -65,11 +66,11 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(binary, model, port):
+def start(binary, model, port, *flags):
     log = tempfile.NamedTemporaryFile("w+", suffix=".log")
     process = subprocess.Popen(
         [binary, "serve", "--model", model, "--port", str(port), "--ctx-size", "1024", "--parallel", "4",
-         "--api-key", "secret", "--alias", "tested"],
+         "--api-key", "secret", "--alias", "tested", *flags],
         stdout=log, stderr=subprocess.STDOUT,
     )
     deadline = time.time() + 120
@@ -87,12 +88,19 @@ def start(binary, model, port):
 
 
 def main():
-    binary, model = sys.argv[1], sys.argv[2]
+    binary, chat_model, base_model = sys.argv[1:]
+    serve(binary, chat_model, session)
+    serve(binary, base_model, base_session, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
+    print(f"{len(passed)} passed, 0 failed")
+
+
+def serve(binary, model, drive, *flags):
+    """Runs the server while `drive` talks to it; it must end by itself when it is told to."""
     port = free_port()
-    process, log = start(binary, model, port)
+    process, log = start(binary, model, port, *flags)
     base = f"http://127.0.0.1:{port}"
     try:
-        session(openai.OpenAI(base_url=f"{base}/v1", api_key="secret", max_retries=0, timeout=120), base)
+        drive(openai.OpenAI(base_url=f"{base}/v1", api_key="secret", max_retries=0, timeout=120), base, log)
         request = urllib.request.Request(f"{base}/shutdown", method="POST", headers={"Authorization": "Bearer secret"})
         urllib.request.urlopen(request, timeout=30).read()
         assert process.wait(timeout=30) == 0, process.returncode
@@ -102,10 +110,34 @@ def main():
         log.seek(0)
         sys.stderr.write(log.read()[-4000:])
         raise
-    print(f"{len(passed)} passed, 0 failed")
 
 
-def session(client, base):
+def base_session(client, base, log):
+    @check("a base model completes, over a quantised cache")
+    def _():
+        answer = client.completions.create(model="tested", prompt="The first five numbers are one, two, three,",
+                                           max_tokens=8, temperature=0, logprobs=1)
+        choice = answer.choices[0]
+        assert choice.text and all(p <= 0 for p in choice.logprobs.token_logprobs)
+        assert "four" in choice.text, choice.text
+
+    @check("a base model chats with its architecture's template, and the boot summary says so")
+    def _():
+        answer = client.chat.completions.create(model="tested", messages=ASK, max_completion_tokens=8, temperature=0)
+        assert answer.choices[0].finish_reason in ("stop", "length")
+        log.seek(0)
+        assert "the default of gemma3" in log.read()
+
+    @check("sliding windows hold over a prompt of several windows")
+    def _():
+        words = " ".join(f"word{i}" for i in range(250))
+        answer = client.completions.create(model="tested", prompt=words, max_tokens=4, temperature=0)
+        again = client.completions.create(model="tested", prompt=words, max_tokens=4, temperature=0)
+        assert answer.usage.prompt_tokens > 512 and answer.choices[0].text == again.choices[0].text
+        assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def session(client, base, _log):
     @check("models are listed")
     def _():
         models = client.models.list().data

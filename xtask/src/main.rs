@@ -15,7 +15,7 @@ cargo xtask COMMAND
   run [--model NAME|FILE] [-- FLAGS]   build host and plugins, fetch the model, write opencoti.toml if there is none,
                                        start the server on 127.0.0.1:8080 and print a curl line
   test [--fast]                        format, lints, licences, all tests, fuzzing for a bounded time, the OpenAI client's
-                                       session; --fast leaves out the last two
+                                       session; --fast fetches no models and leaves out the last two
   fetch NAME                           fetch a model into the cache and print its path
   fuzz [TARGET] [--seconds N]          run one or all fuzz targets
   licences                             check the licences of all dependencies against deny.toml

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything, with nothing to install by hand.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -28,15 +29,26 @@ pub fn test(args: &[String]) -> Result<()> {
         Ok(())
     })?;
     let folder = folder.context("nothing was built")?;
+    let mut models = Vec::new();
+    if !fast {
+        step("models", || {
+            models = models::MODELS[..2].iter().map(models::fetch).collect::<Result<_>>()?;
+            Ok(())
+        })?;
+    }
     step("tests", || {
-        cache::run(cargo().args(["test", "--profile", "ci", "--workspace"]).env("OPENCOTI_TEST_PLUGINS", &folder))
+        let mut command = cargo();
+        command.args(["test", "--profile", "ci", "--workspace"]).env("OPENCOTI_TEST_PLUGINS", &folder);
+        if let Some(folder) = models.first().and_then(|m| m.parent()) {
+            command.env("OPENCOTI_TEST_MODELS", folder);
+        }
+        cache::run(&mut command)
     })?;
     if fast {
         return Ok(());
     }
     step("fuzzing", || fuzz(&["--seconds".to_owned(), FUZZ_SECONDS.to_owned()]))?;
-    step("OpenAI client", || client(&folder))?;
-    Ok(())
+    step("OpenAI client", || client(&folder, &models))
 }
 
 /// `cargo xtask fuzz`.
@@ -45,15 +57,11 @@ pub fn fuzz(args: &[String]) -> Result<()> {
 }
 
 /// The scripted session of the OpenAI Python client against a running server.
-fn client(folder: &std::path::Path) -> Result<()> {
-    let model = models::fetch(&models::MODELS[0])?;
+fn client(folder: &Path, models: &[PathBuf]) -> Result<()> {
     let python = python::environment("tests/python/requirements.txt")?;
+    let script = cache::workspace().join("tests/python/session.py");
     cache::run(
-        Command::new(python)
-            .arg(cache::workspace().join("tests/python/session.py"))
-            .arg(folder.join("opencoti"))
-            .arg(model)
-            .current_dir(cache::workspace()),
+        Command::new(python).arg(script).arg(folder.join("opencoti")).args(models).current_dir(cache::workspace()),
     )
 }
 
