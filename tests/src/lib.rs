@@ -1,3 +1,5 @@
 //! What the end-to-end tests share.
 
+pub mod model;
 pub mod plugins;
+pub mod server;

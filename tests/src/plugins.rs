@@ -1,4 +1,5 @@
-//! Plugin libraries for tests: those of this repository, built by Cargo, and fixtures in C, built by the C compiler.
+//! The program and plugin libraries for tests: those of this repository, built by Cargo, and fixtures in C, built by the
+//! C compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,19 +7,26 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 
-/// Folder of ready plugins; set by `cargo xtask test`, which has built them, so that no test builds anything.
+/// Folder of the program and ready plugins; set by `cargo xtask test`, which has built them, so that no test builds anything.
 const READY: &str = "OPENCOTI_TEST_PLUGINS";
 
-/// Packages that make a library: `cargo test` builds none of them.
-const PLUGINS: [&str; 4] = ["kv-scalar", "residency-resident", "admission-gate", "faulty"];
+/// Packages that make the program or a library: `cargo test` of this package builds none of them.
+const PACKAGES: [&str; 6] =
+    ["opencoti", "kv-scalar", "residency-resident", "admission-gate", "faulty", "faulty-admission"];
 
-/// The folder with the libraries of this repository's plugins, built with the profile of the running test.
+/// The folder with the program and the libraries of this repository's plugins, built with the profile of the running
+/// test.
 pub fn plugin_dir() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| match std::env::var_os(READY) {
         Some(folder) => folder.into(),
-        None => build().expect("the plugins build"),
+        None => build().expect("the program and the plugins build"),
     })
+}
+
+/// Path of the program.
+pub fn program() -> PathBuf {
+    plugin_dir().join(format!("opencoti{}", std::env::consts::EXE_SUFFIX))
 }
 
 /// Path of a plugin's library.
@@ -38,7 +46,7 @@ fn build() -> Result<PathBuf> {
     };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--profile", profile]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.args(PLUGINS.iter().flat_map(|p| ["-p", p]));
+    cargo.args(PACKAGES.iter().flat_map(|p| ["-p", p]));
     let output = cargo.output().context("cargo does not start")?;
     if !output.status.success() {
         bail!("{cargo:?} failed: {}", String::from_utf8_lossy(&output.stderr));

@@ -10,7 +10,7 @@ use crate::cache::{self, cargo};
 use crate::{licences, models, python, run};
 
 /// Plugins that tests load, beside the distribution.
-const TEST_PLUGINS: [&str; 1] = ["faulty"];
+const TEST_PLUGINS: [&str; 2] = ["faulty", "faulty-admission"];
 /// Seconds for each fuzz target in a test run.
 const FUZZ_SECONDS: &str = "20";
 

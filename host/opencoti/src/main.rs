@@ -14,6 +14,7 @@ mod reference;
 mod serve;
 mod settings;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -62,7 +63,9 @@ fn log_to_stderr(settings: &Settings) -> Result<()> {
     let filter: EnvFilter = settings.log_level.parse().map_err(|e| {
         anyhow::anyhow!("`log.level`: found `{}`, expected a level or filter ({e})", settings.log_level)
     })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for terminals: a log in a file stays plain text.
+    let colours = std::io::stderr().is_terminal();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
     match settings.log_format {
         LogFormat::Text => builder.with_target(false).init(),
         LogFormat::Json => builder.json().init(),

@@ -65,9 +65,7 @@ impl Core {
     }
 
     fn check_embed(&self, request: &EmbedRequest) -> Result<(), EngineError> {
-        if self.shutdown.is_some() {
-            return Err(EngineError::Unavailable("the server is shutting down".to_owned()));
-        }
+        self.check_open()?;
         if request.tokens.is_empty() {
             return Err(EngineError::Invalid {
                 field: Some("input".to_owned()),

@@ -81,9 +81,7 @@ impl Core {
         let invalid =
             |field: &str, message: String| Err(EngineError::Invalid { field: Some(field.to_owned()), message });
         let (n_slots, n_ctx, n_vocab) = (self.config.n_slots, self.config.n_ctx, self.vocab.len());
-        if self.shutdown.is_some() {
-            return Err(EngineError::Unavailable("the server is shutting down".to_owned()));
-        }
+        self.check_open()?;
         if request.prompt.is_empty() {
             return invalid("prompt", "the prompt is empty, expected at least one token".to_owned());
         }
@@ -107,6 +105,23 @@ impl Core {
             });
         }
         Ok(())
+    }
+
+    /// Whether any work can be taken: not after a shutdown, and not with a codec that nobody may call any more.
+    pub(crate) fn check_open(&self) -> Result<(), EngineError> {
+        if self.shutdown.is_some() {
+            return Err(EngineError::Unavailable("the server is shutting down".to_owned()));
+        }
+        let codecs = self.cache.config().groups.iter().flat_map(|group| [&group.k, &group.v]);
+        match codecs.into_iter().find(|codec| codec.plugin().health().is_quarantined()) {
+            None => Ok(()),
+            Some(codec) => Err(EngineError::Unavailable(format!(
+                "the cache's codec `{}` can't be used: plugin `{}` is in quarantine ({}); restart the server",
+                codec.name(),
+                codec.plugin().name(),
+                codec.plugin().health().reason().unwrap_or_default()
+            ))),
+        }
     }
 
     /// Starts as many waiting requests as there is room for.
