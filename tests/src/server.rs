@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -256,6 +256,18 @@ impl Server {
         self.wait_until("the end of all requests", || {
             self.metric("opencoti_requests_processing") + self.metric("opencoti_requests_deferred") == 0.0
         });
+    }
+
+    /// Tells it to stop and waits for its end.
+    #[track_caller]
+    pub fn shut_down(mut self) -> ExitStatus {
+        self.post("/shutdown", &json!({})).ok();
+        let mut status = None;
+        self.wait_for("the server's end", |server| {
+            status = server.child.try_wait().expect("the child's state");
+            status.is_some()
+        });
+        status.expect("it has ended")
     }
 
     /// Asserts that it lives and answers what needs no generation.

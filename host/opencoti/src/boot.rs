@@ -251,7 +251,8 @@ fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Re
         device_budget: budget,
         host_budget: 0,
         link_bytes_per_second: 0.0,
-    })?;
+    });
+    let decision = decision.with_context(|| format!("residency policy `{}`", policy.instance().name()))?;
     for (group, (state, resident)) in config.groups.iter().zip(groups.iter().zip(&decision.device_pages)) {
         if *resident < state.pages_total {
             bail!(

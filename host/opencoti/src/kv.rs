@@ -69,7 +69,9 @@ fn open(settings: &Settings, registry: &Registry, side: Side, head_dim: usize) -
     };
     let (plugin, codec) = registry.codec(name).with_context(|| format!("`{key}`"))?;
     let options = Value::Object(options(settings, side)).to_string();
-    plugin.open(&codec, &options, side, head_dim).with_context(|| format!("`{key} = \"{name}\"`"))
+    plugin
+        .open(&codec, &options, side, head_dim)
+        .with_context(|| format!("`{key} = \"{name}\"` of plugin `{}`", plugin.instance().name()))
 }
 
 /// Bytes that a token costs in a group, all its layers together.

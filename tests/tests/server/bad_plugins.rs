@@ -6,12 +6,16 @@ use opencoti_tests::plugins::{compile_c, plugin};
 use opencoti_tests::server::{Server, Site, prompt, refusal, run, text};
 use serde_json::json;
 
-/// The codec `f32` of `faulty`, with its config.
+const F32: [&str; 8] = ["--cache-type-k", "f32", "--cache-type-v", "f32", "--ctx-size", "512", "--parallel", "2"];
+
+/// A config with `faulty` alone, which has one of its own.
+fn faulty(config: &str) -> String {
+    format!("[[plugin]]\nname = 'faulty'\npath = '{}'\nconfig = {config}\n", plugin("faulty").display())
+}
+
+/// A server with the codec `f32` of `faulty`.
 fn with_faulty(config: &str) -> Server {
-    let path = plugin("faulty");
-    let config = format!("[[plugin]]\nname = 'faulty'\npath = '{}'\nconfig = {config}\n", path.display());
-    let codecs = ["--cache-type-k", "f32", "--cache-type-v", "f32", "--ctx-size", "512", "--parallel", "2"];
-    Server::with_config(&config, &codecs)
+    Server::with_config(&faulty(config), &F32)
 }
 
 fn generate(server: &Server, seed: usize) -> opencoti_tests::server::Reply {
@@ -78,6 +82,28 @@ fn a_codec_that_reports_an_error_fails_the_request_and_is_not_quarantined() {
     assert_eq!(shown["state"], "active", "{shown}");
     assert!(shown["failures"].as_u64().is_some_and(|n| n > 0), "{shown}");
     server.answers();
+}
+
+#[test]
+fn a_plugin_that_panics_at_the_start_is_refused_by_name() {
+    for entry in ["create", "codecs", "open", "layout", "query_bytes"] {
+        let site = Site::new(&faulty(&format!("{{ panic_in = '{entry}' }}")));
+        for task in ["check", "serve"] {
+            let sentence = refusal(&site.run(task, &F32));
+            let said = sentence.contains("plugin `faulty`") && sentence.contains(&format!("panic in {entry}"));
+            assert!(said, "{entry}, {task}: {sentence}");
+        }
+    }
+}
+
+#[test]
+fn a_plugin_that_panics_at_the_end_harms_no_shutdown() {
+    for entry in ["close", "destroy"] {
+        let server = with_faulty(&format!("{{ panic_in = '{entry}' }}"));
+        generate(&server, 1).ok();
+        let status = server.shut_down();
+        assert!(status.success(), "{entry}: {status}");
+    }
 }
 
 #[test]

@@ -113,29 +113,16 @@ fn chat_answers_what_is_piped_into_it() {
 }
 
 #[test]
-fn shutdown_ends_the_process_with_success() {
-    let site = Site::new("");
-    let args = site.args("serve", &["--ctx-size", "256"]);
-    let mut command = opencoti(&args.iter().map(String::as_str).collect::<Vec<_>>());
-    let log = std::fs::File::create(site.path("log")).expect("a log");
-    let mut child = command.stderr(log).spawn().expect("the program starts");
-    let began = std::time::Instant::now();
-    let client = reqwest::blocking::Client::new();
-    let mut asked = false;
-    let status = loop {
-        assert!(began.elapsed().as_secs() < 30, "it does not end");
-        if let Some(status) = child.try_wait().expect("its state") {
-            break status;
-        }
-        let said = std::fs::read_to_string(site.path("log")).expect("the log");
-        if let Some((_, rest)) = said.split_once("listening on ")
-            && !asked
-            && let Some(url) = rest.lines().next().filter(|_| rest.contains('\n'))
-            && client.get(format!("{url}/health")).send().is_ok_and(|a| a.status() == 200)
-        {
-            asked = client.post(format!("{url}/shutdown")).send().expect("an answer").status() == 200;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    };
-    assert!(asked && status.success(), "{status}");
+fn shutdown_ends_the_process_with_success_and_what_runs_with_an_answer() {
+    let server = Server::start(&["--ctx-size", "16384", "--parallel", "1"]);
+    let body = serde_json::json!({"prompt": "the inn", "n_predict": 300, "ignore_eos": true});
+    let mut running = server.stream("/completion", &body);
+    running.next().expect("a token");
+    let status = std::thread::scope(|scope| {
+        let ending = scope.spawn(|| running.last().expect("an end"));
+        let status = server.shut_down();
+        assert_eq!(ending.join().expect("the client")["tokens_predicted"], 300, "it may finish");
+        status
+    });
+    assert!(status.success(), "{status}");
 }
