@@ -19,7 +19,7 @@ impl std::fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// Keys of a `[[plugin]]` table.
-const PLUGIN_KEYS: [&str; 5] = ["name", "version", "path", "sha256", "config"];
+const PLUGIN_KEYS: [&str; 6] = ["name", "version", "path", "sha256", "kind", "config"];
 
 /// Merges the layers. `arguments` are flags given on the command line, by long name.
 pub fn merge(
@@ -120,6 +120,7 @@ fn plugin_table(
         version: text("version")?,
         path: text("path")?.map(|p| folder.map_or_else(|| PathBuf::from(&p), |f| f.join(&p))),
         sha256: text("sha256")?,
+        kind: text("kind")?,
         config,
     })
 }

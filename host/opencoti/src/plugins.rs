@@ -53,7 +53,7 @@ fn entry(table: &crate::settings::PluginTable) -> Result<PluginEntry> {
         version,
         path: table.path.clone(),
         sha256: table.sha256.clone(),
-        kind: None,
+        kind: table.kind.clone(),
         config: table.config.clone(),
     })
 }

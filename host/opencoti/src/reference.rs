@@ -42,6 +42,7 @@ pub fn page() -> String {
          | `version` | semver requirement, for example `\"^1.0\"`; without it the highest version is taken |\n\
          | `path` | a file, relative to the config; without it the plugin folders are searched |\n\
          | `sha256` | expected hash of the file, hexadecimal; another one is refused |\n\
+         | `kind` | kind the plugin must have, for example `kv-codec`; another one is refused |\n\
          | `config` | a table handed to the plugin |\n"
     );
     out

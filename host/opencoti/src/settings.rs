@@ -77,6 +77,8 @@ pub struct PluginTable {
     pub path: Option<PathBuf>,
     /// Expected SHA-256 of the file, hexadecimal.
     pub sha256: Option<String>,
+    /// Kind the plugin must have.
+    pub kind: Option<String>,
     /// Config handed to the plugin.
     pub config: serde_json::Value,
 }
