@@ -44,6 +44,15 @@ impl Site {
         site
     }
 
+    /// A folder with a tiny model of the parity tests, which knows token ids only, and no config.
+    pub fn with_fixture(name: &str) -> Self {
+        let site = Site { folder: tempfile::tempdir().expect("a folder for the test") };
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/model/tests/fixtures");
+        std::fs::copy(fixtures.join(name), site.path("tiny.gguf")).expect("the fixture is there");
+        site.configure("");
+        site
+    }
+
     /// Replaces the config.
     pub fn configure(&self, config: &str) {
         std::fs::write(self.path("opencoti.toml"), config).expect("the config is written");

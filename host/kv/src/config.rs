@@ -110,11 +110,12 @@ impl CacheConfig {
         let kept = window.checked_add(self.rollback_tokens);
         let idle_pages = pages(kept)?.min(capacity_pages + 1);
         let slot_pages = pages(kept.and_then(|t| t.checked_add(self.step_tokens)))?.min(capacity_pages + 1);
+        // Idle sequences have no more pages here than where every page is kept, and of those there are `capacity_pages`.
         let n_pages = self
             .slots
             .checked_mul(slot_pages)
             .zip(self.recent_sequences.checked_mul(idle_pages))
-            .and_then(|(live, idle)| live.checked_add(idle))
+            .and_then(|(live, idle)| live.checked_add(idle.min(capacity_pages)))
             .ok_or_else(too_large)?;
         Ok(StorePlan { layers, page_bytes, n_pages, slot_pages })
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use opencoti_tests::server::{Reply, Server, prompt};
+use opencoti_tests::server::{Reply, Server, Site, prompt};
 use serde_json::{Value, json};
 
 const REQUESTS: usize = 64;
@@ -77,6 +77,22 @@ fn without_retained_prefixes_every_page_is_free_after_the_crowd() {
     server.wait_until_idle();
     assert_eq!(server.metric("opencoti_kv_cells_used"), 0.0);
     assert_eq!(server.metric("opencoti_sequences_retained"), 0.0);
+}
+
+#[test]
+fn sliding_windows_are_given_back_like_whole_sequences() {
+    let fixture = || Site::with_fixture("gemma3.gguf");
+    let server = Server::at(fixture(), &SMALL);
+    check(&crowd(&server));
+    server.wait_until_idle();
+    // Of both stores together.
+    let (used, reclaimable) = (server.metric("opencoti_kv_cells_used"), server.metric("opencoti_kv_cells_reclaimable"));
+    assert!(used > 0.0 && used == reclaimable, "{used} cells are used, {reclaimable} of them reclaimable");
+    drop(server);
+    let server = Server::at(fixture(), &[&SMALL[..], &["--cache-retain", "0"]].concat());
+    check(&crowd(&server));
+    server.wait_until_idle();
+    assert_eq!(server.metric("opencoti_kv_cells_used"), 0.0);
 }
 
 #[test]

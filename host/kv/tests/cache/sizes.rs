@@ -1,12 +1,12 @@
 //! What a cache may be made of.
 
 use opencoti_compute::plan::StoreView;
-use opencoti_kv::{Cache, ConfigError};
+use opencoti_kv::{Cache, CacheConfig, ConfigError};
 use opencoti_plugin_api::kv_codec::Side;
 
 use crate::support::{codec, config, group};
 
-fn refusal(config: opencoti_kv::CacheConfig) -> ConfigError {
+fn refusal(config: CacheConfig) -> ConfigError {
     Cache::new(config).err().expect("a refusal")
 }
 
@@ -34,6 +34,14 @@ fn a_window_costs_live_windows_and_not_the_capacity() {
     assert_eq!(stats[0].total, 512);
     // Four slots of a window and a step, four idle windows.
     assert_eq!(stats[1].total, 4 * 4 + 4 * 3);
+}
+
+#[test]
+fn idle_sequences_get_no_more_pages_of_a_window_than_of_the_whole() {
+    // Live: 4 sequences of (64 + 1 + 512) / 128 + 2 pages. Idle: 1000 sequences in the 16 pages of the capacity.
+    let groups = vec![group("kv", 1, None), group("swa", 1, Some(64))];
+    let sizes = CacheConfig { recent_sequences: 1000, ..config(groups) }.sizes().unwrap();
+    assert_eq!((sizes[0].n_pages, sizes[1].n_pages), (16, 4 * 7 + 16));
 }
 
 #[test]
