@@ -327,8 +327,12 @@ pub struct StoreStats {
     pub name: String,
     /// Codec of the keys and of the values.
     pub codecs: (String, String),
+    /// Layers that it serves.
+    pub n_layers: u32,
     /// Token slots.
     pub cells_total: u64,
+    /// Token slots whose memory is where the executor reads it.
+    pub cells_resident: u64,
     /// In use, retained prefixes included.
     pub cells_used: u64,
     /// Used by more than one sequence.
@@ -377,6 +381,8 @@ pub struct EngineInfo {
     pub n_slots: u32,
     /// Codec names of keys and values, with options.
     pub kv_codecs: (String, String),
+    /// Plugin that decides which pages stay resident; `None` when nobody was asked.
+    pub residency_policy: Option<String>,
     /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Chat template.
@@ -385,6 +391,8 @@ pub struct EngineInfo {
     pub template_source: String,
     /// Sampling where a request says nothing.
     pub default_sampling: SamplingParams,
+    /// Most tokens to generate where a request says nothing; `None` without a bound.
+    pub default_n_predict: Option<u32>,
     /// Most requests that may wait.
     pub max_queue: u32,
     /// Pooling of embeddings where a request says nothing.

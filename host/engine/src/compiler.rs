@@ -74,7 +74,7 @@ impl Workshop {
             self.kept.push_back(entry);
             return Ok(matcher);
         }
-        let matcher = self.build(&constraint).map_err(|e| refusal(field, e))?;
+        let matcher = self.build(&constraint).map_err(|e| e.in_field(field))?;
         if self.kept.len() == KEPT {
             self.kept.pop_front();
         }
@@ -94,15 +94,6 @@ impl Workshop {
             Constraint::Lark(text) => Grammar::Lark(text),
         })
     }
-}
-
-fn refusal(field: &str, error: ConstraintError) -> EngineError {
-    let (path, message) = match error {
-        ConstraintError::Schema { path, message } if !path.is_empty() => (format!("{field}.{path}"), message),
-        ConstraintError::Schema { message, .. } => (field.to_owned(), message),
-        other => (field.to_owned(), other.to_string()),
-    };
-    EngineError::Invalid { message: format!("Field '{path}': {message}"), field: Some(path) }
 }
 
 #[cfg(test)]

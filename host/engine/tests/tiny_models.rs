@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,8 +20,10 @@ use opencoti_engine::vocab::Vocab;
 use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
 use opencoti_model::Model;
 use opencoti_model::chat::ChatTemplate;
-use opencoti_plugin_api::host::{AdmissionPlugin, CodecPlugin, Instance, NoSink};
-use opencoti_plugin_api::kv_codec::Side;
+use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
+use opencoti_plugin_api::host::{AdmissionPlugin, CodecPlugin, Host, Instance, NoSink};
+use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
+use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
 const MODELS: [&str; 2] = ["llama-head-96", "gemma3"];
 const N_SLOTS: usize = 8;
@@ -31,9 +34,70 @@ fn fixture(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(file)
 }
 
-fn groups(model: &Model) -> Vec<GroupConfig> {
-    let instance = Instance::create(opencoti_kv_scalar::root(), "{}", Arc::new(NoSink)).unwrap();
-    let codecs = CodecPlugin::new(instance).unwrap();
+/// A codec that panics at the token after so many.
+struct Fragile(AtomicI64);
+
+impl Plugin for Fragile {
+    const ABOUT: About = About {
+        name: "fragile",
+        version: "1.0.0",
+        license: "MIT",
+        summary: "stores zeros until it panics",
+        capabilities: "",
+        config_schema: "",
+    };
+
+    fn create(_: Host, config: &serde_json::Value) -> Result<Self, Error> {
+        Ok(Fragile(AtomicI64::new(config["tokens"].as_i64().unwrap_or(i64::MAX))))
+    }
+}
+
+/// What is left of its patience is each codec's own, so that threads do not matter.
+struct FragileCodec {
+    head_dim: usize,
+    left: AtomicI64,
+}
+
+impl KvCodecs for Fragile {
+    type Codec = FragileCodec;
+
+    fn codecs(&self) -> &'static [CodecName] {
+        &[CodecName { name: "f16", summary: "zeros" }]
+    }
+
+    fn open(&self, params: &OpenParams) -> Result<FragileCodec, Error> {
+        Ok(FragileCodec { head_dim: params.head_dim, left: AtomicI64::new(self.0.load(Ordering::Relaxed)) })
+    }
+}
+
+impl KvCodec for FragileCodec {
+    fn facts(&self) -> Facts {
+        let tile_bytes = PAGE_TOKENS;
+        Facts { head_dim: self.head_dim, tile_bytes, bits_per_value: 2.0, rotated: false, stage_tokens: 0 }
+    }
+
+    fn append(&self, _: &mut [u8], _: usize, rows: Rows) -> Result<(), Error> {
+        let left = self.left.fetch_sub(rows.len() as i64, Ordering::Relaxed);
+        assert!(left >= 0, "out of patience");
+        Ok(())
+    }
+
+    fn decode_page(&self, _: &[u8], _: usize, mut rows: RowsMut) -> Result<(), Error> {
+        (0..rows.len()).for_each(|i| rows.row(i).fill(0.0));
+        Ok(())
+    }
+}
+
+fn scalar() -> CodecPlugin {
+    CodecPlugin::new(Instance::create(opencoti_kv_scalar::root(), "{}", Arc::new(NoSink)).unwrap()).unwrap()
+}
+
+fn fragile(tokens: i64) -> CodecPlugin {
+    let config = format!(r#"{{"tokens": {tokens}}}"#);
+    CodecPlugin::new(Instance::create(kv_codec_root::<Fragile>(), &config, Arc::new(NoSink)).unwrap()).unwrap()
+}
+
+fn groups(model: &Model, codecs: &CodecPlugin) -> Vec<GroupConfig> {
     let group = |g: opencoti_compute::graph::CacheGroup| GroupConfig {
         name: if g.geometry.window.is_some() { "swa" } else { "kv" }.to_owned(),
         k: codecs.open("f16", "{}", Side::K, g.geometry.k_head_dim).unwrap(),
@@ -57,10 +121,12 @@ fn info(model: &Model) -> EngineInfo {
         n_ctx: N_CTX as u32,
         n_slots: N_SLOTS as u32,
         kv_codecs: ("f16".to_owned(), "f16".to_owned()),
+        residency_policy: None,
         tokenizer: Arc::clone(&model.tokenizer),
         template: Arc::new(ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap()),
         template_source: "test".to_owned(),
         default_sampling: SamplingParams::default(),
+        default_n_predict: None,
         max_queue: 100,
         pooling: Pooling::Mean,
     }
@@ -68,9 +134,13 @@ fn info(model: &Model) -> EngineInfo {
 
 /// An engine with room for `capacity` tokens.
 fn engine(name: &str, capacity: usize) -> (EngineHandle, JoinHandle<()>) {
+    engine_with(name, capacity, &scalar())
+}
+
+fn engine_with(name: &str, capacity: usize, codecs: &CodecPlugin) -> (EngineHandle, JoinHandle<()>) {
     let model = Model::load(&fixture(&format!("{name}.gguf")), |_| {}).unwrap();
     let cache = Cache::new(CacheConfig {
-        groups: groups(&model),
+        groups: groups(&model, codecs),
         capacity_tokens: capacity,
         slots: N_SLOTS + 1,
         recent_sequences: 4,
@@ -292,6 +362,81 @@ fn embeddings_have_the_models_width() {
         for (i, found) in mean[0].iter().enumerate() {
             let expected = rows.iter().map(|v| v[i]).sum::<f32>() / 100.0;
             assert!((found - expected).abs() < 1e-4, "{found}, expected {expected}");
+        }
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn an_embeddings_input_may_be_as_long_as_the_context_beside_running_answers() {
+    run(async |name| {
+        let (engine, thread) = engine(name, 2048);
+        let running = engine.generate(request(prompt(2, 50), 150)).unwrap();
+        let embed = |n, pooling| engine.embed(EmbedRequest { tokens: prompt(1, n), pooling });
+        let rows = embed(N_CTX, Some(Pooling::None)).await.unwrap().vectors;
+        assert_eq!(rows.len(), N_CTX);
+        let mean = embed(N_CTX, Some(Pooling::Mean)).await.unwrap().vectors.remove(0);
+        for (i, found) in mean.iter().enumerate() {
+            let expected = rows.iter().map(|v| v[i]).sum::<f32>() / N_CTX as f32;
+            assert!((found - expected).abs() < 1e-4, "{found}, expected {expected}");
+        }
+        // Steps of another composition, so not the same rounding.
+        for (pooling, row) in [(Pooling::Last, &rows[N_CTX - 1]), (Pooling::Cls, &rows[0])] {
+            let found = embed(N_CTX, Some(pooling)).await.unwrap().vectors.remove(0);
+            let difference = found.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(difference < 1e-3, "{pooling:?}: {difference}");
+        }
+        let error = embed(N_CTX + 1, None).await.unwrap_err();
+        assert_eq!(error, EngineError::ExceedsContext { n_prompt_tokens: N_CTX as u32 + 1, n_ctx: N_CTX as u32 });
+        drop(running);
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn an_input_that_the_whole_cache_cannot_hold_is_told_so() {
+    run(async |name| {
+        let (engine, thread) = engine(name, 128);
+        let error = engine.embed(EmbedRequest { tokens: prompt(1, 129), pooling: None }).await.unwrap_err();
+        assert_eq!(error, EngineError::ExceedsContext { n_prompt_tokens: 129, n_ctx: 128 });
+        stop(engine, thread).await;
+    });
+}
+
+#[test]
+fn a_codec_that_panics_fails_its_step_and_later_requests_are_refused_before_prefill() {
+    run(async |name| {
+        let codecs = fragile(3000);
+        let (engine, thread) = engine_with(name, 4096, &codecs);
+        answer(&engine, request(prompt(1, 40), 3)).await.unwrap();
+        let results = all((0..N_SLOTS as u32 + 4).map(|i| answer(&engine, request(prompt(i, 200), 50)))).await;
+        let mut failed = 0;
+        for result in results {
+            match result {
+                Ok(_) => {}
+                Err(EngineError::Internal(message)) => {
+                    assert!(message.contains("plugin `fragile`") && message.contains("out of patience"), "{message}");
+                    failed += 1;
+                }
+                Err(EngineError::Unavailable(message)) => assert!(message.contains("plugin `fragile`"), "{message}"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(failed > 0);
+        let refused = |error: EngineError| {
+            let EngineError::Unavailable(message) = error else { panic!("{error}") };
+            for part in ["plugin `fragile`", "codec `f16`", "quarantine", "out of patience", "restart"] {
+                assert!(message.contains(part), "{part}: {message}");
+            }
+        };
+        for _ in 0..2 {
+            refused(answer(&engine, request(prompt(1, 40), 3)).await.err().unwrap());
+            refused(engine.embed(EmbedRequest { tokens: prompt(1, 5), pooling: None }).await.unwrap_err());
+        }
+        let stats = engine.stats().await.unwrap();
+        assert_eq!((stats.processing, stats.deferred), (0, 0));
+        for store in stats.stores {
+            assert_eq!(store.cells_used, store.cells_reclaimable, "{}", store.name);
         }
         stop(engine, thread).await;
     });

@@ -26,12 +26,14 @@ pub(crate) struct GenerationFields {
     pub(crate) n: Option<i64>,
     /// Second name of `n`.
     pub(crate) n_cmpl: Option<i64>,
-    /// Tokens kept by a context shift; −1 for all.
+    /// Tokens kept by a context shift: 0 or −1 (all), for there is no shift; a full context ends the answer.
     pub(crate) n_keep: Option<i64>,
-    /// Tokens dropped by a context shift; 0 for half.
+    /// Tokens dropped by a context shift: 0, for there is none.
     pub(crate) n_discard: Option<i64>,
-    /// Smallest chunk reused by shifting keys.
+    /// Smallest chunk reused by shifting keys: 0, for keys are never shifted.
     pub(crate) n_cache_reuse: Option<i64>,
+    /// Samples on the device: false, for it is done by the engine.
+    pub(crate) backend_sampling: Option<bool>,
     /// Least indentation of generated lines.
     pub(crate) n_indent: Option<i64>,
     /// Ends at the first newline after so many milliseconds of generation; −1 is off.
@@ -118,15 +120,15 @@ impl GenerationFields {
         }
     }
 
-    /// The bound on generated tokens; `None` without one.
-    pub(crate) fn n_predict(&self) -> Result<Option<u32>, ApiError> {
+    /// The bound on generated tokens, `default` where the request says nothing; `None` without one.
+    pub(crate) fn n_predict(&self, default: Option<u32>) -> Result<Option<u32>, ApiError> {
         let names = [
             ("n_predict", self.n_predict),
             ("max_completion_tokens", self.max_completion_tokens),
             ("max_tokens", self.max_tokens),
         ];
         let Some((name, value)) = names.into_iter().find_map(|(name, value)| Some((name, value?))) else {
-            return Ok(None);
+            return Ok(default);
         };
         at_least(name, value, -1)?;
         Ok((value >= 0).then(|| u32::try_from(value).unwrap_or(u32::MAX)))
@@ -186,15 +188,20 @@ impl GenerationFields {
         Some(Constrained { constraint: Constraint::JsonSchema(schema), field: "json_schema".to_owned() })
     }
 
-    /// Checks the fields that change nothing here but whose values may still be wrong.
+    /// Checks the fields of which only some values, those that ask for nothing, can be honoured.
     fn check(&self) -> Result<(), ApiError> {
-        for (name, value, least) in [
-            ("n_keep", self.n_keep, -1),
-            ("n_discard", self.n_discard, 0),
-            ("n_cache_reuse", self.n_cache_reuse, 0),
-            ("sse_ping_interval", self.sse_ping_interval, -1),
-        ] {
-            at_least(name, value.unwrap_or(least), least)?;
+        at_least("sse_ping_interval", self.sse_ping_interval.unwrap_or(-1), -1)?;
+        for (name, value, least) in
+            [("n_keep", self.n_keep, -1), ("n_discard", self.n_discard, 0), ("n_cache_reuse", self.n_cache_reuse, 0)]
+        {
+            let value = value.unwrap_or(0);
+            at_least(name, value, least)?;
+            if value > 0 {
+                return Err(ApiError::field(name, format!("is {value}, which is not supported yet; leave it out")));
+            }
+        }
+        if self.backend_sampling == Some(true) {
+            return Err(ApiError::field("backend_sampling", "is true, which is not supported yet; leave it out"));
         }
         if self.pool_id.is_some_and(|id| id >= 0) {
             return Err(ApiError::field("pool_id", "names a pool, but this server has none"));
@@ -221,7 +228,7 @@ impl GenerationFields {
         Ok(GenerateRequest {
             prompt: Vec::new(),
             sampling: sampling.resolve(info, n_probs)?,
-            n_predict: self.n_predict()?,
+            n_predict: self.n_predict(info.default_n_predict)?,
             n_choices: self.n_choices(info)?,
             stop: self
                 .stop

@@ -281,7 +281,11 @@ const ROME: &str = r#"<tool_call>
 const CELSIUS: &str = r#"<tool_call>{"name": "unit", "arguments": {"unit": "C"}}</tool_call>"#;
 
 fn constraint(choice: ToolChoice, parallel: bool, thoughts: bool, in_thought: bool) -> ToolConstraint {
-    tool_constraint(&weather(), &choice, ConstraintOptions { parallel, thoughts, in_thought, is_special: &|_| false })
+    tool_constraint(
+        &weather(),
+        &choice,
+        ConstraintOptions { parallel, answer: None, thoughts, in_thought, is_special: &|_| false },
+    )
 }
 
 #[test]
@@ -296,8 +300,39 @@ fn a_required_call_is_forced_and_its_arguments_are_valid() {
     assert!(!accepts(&one, &CELSIUS.replace("\"C\"", "\"K\"")));
     let many = constraint(ToolChoice::Required, true, false, false);
     assert!(accepts(&many, &format!("{ROME}\n{CELSIUS}")));
-    let named = constraint(ToolChoice::Named("unit".into()), false, false, false);
-    assert!(accepts(&named, CELSIUS) && !accepts(&named, ROME));
+}
+
+#[test]
+fn a_choice_that_names_a_function_is_one_call_of_it() {
+    for parallel in [false, true] {
+        let named = constraint(ToolChoice::Named("unit".into()), parallel, false, false);
+        assert!(accepts(&named, CELSIUS) && !accepts(&named, ROME));
+        assert!(!accepts(&named, &format!("{CELSIUS}\n{CELSIUS}")));
+    }
+}
+
+#[test]
+fn an_answer_is_calls_or_json_of_its_schema() {
+    let schema = json!({"$ref": "#/$defs/answer", "$defs": {"answer": {
+        "type": "object", "properties": {"warm": {"type": "boolean"}}, "required": ["warm"],
+        "additionalProperties": false}}});
+    let with_answer = |choice, parallel, thoughts| {
+        let (answer, is_special) = (Some(&schema), &|_: &str| false);
+        let options = ConstraintOptions { parallel, answer, thoughts, in_thought: false, is_special };
+        tool_constraint(&weather(), &choice, options)
+    };
+    let auto = with_answer(ToolChoice::Auto, true, true);
+    for text in [r#"{"warm": true}"#, "\n{\"warm\":false}", ROME, &format!("{ROME}\n{CELSIUS}")] {
+        assert!(accepts(&auto, text), "{text}");
+    }
+    assert!(accepts(&auto, r#"<think>hm</think>{"warm": true}"#));
+    for text in ["", "It is warm.", r#"{"warm": 1}"#, &format!(r#"{{"warm": true}}{ROME}"#)] {
+        assert!(!accepts(&auto, text), "{text}");
+    }
+    let single = with_answer(ToolChoice::Auto, false, false);
+    assert!(accepts(&single, ROME) && !accepts(&single, &format!("{ROME}{CELSIUS}")));
+    let required = with_answer(ToolChoice::Required, true, false);
+    assert!(accepts(&required, ROME) && !accepts(&required, r#"{"warm": true}"#));
 }
 
 #[test]
@@ -330,7 +365,8 @@ fn no_choice_means_no_grammar() {
 
 #[test]
 fn markers_that_are_special_tokens_are_matched_as_tokens() {
-    let options = ConstraintOptions { parallel: true, thoughts: true, in_thought: false, is_special: &|_| true };
+    let options =
+        ConstraintOptions { parallel: true, answer: None, thoughts: true, in_thought: false, is_special: &|_| true };
     for choice in [ToolChoice::Required, ToolChoice::Auto] {
         let ToolConstraint::Lark(lark) = tool_constraint(&weather(), &choice, options) else { panic!("no grammar") };
         assert!(lark.contains(" <tool_call> body") && lark.contains("SPACE </tool_call>"), "{lark}");

@@ -186,6 +186,9 @@ fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: 
         0 => memory::available().map_or(u64::MAX, |bytes| bytes / 2),
         bytes => bytes,
     };
+    if settings.n_predict < -1 {
+        bail!("`engine.n_predict` is {}, expected -1 for no bound, or a number of tokens", settings.n_predict);
+    }
     let mut config = CacheConfig {
         groups: kv::groups(settings, registry, &model.graph)?,
         capacity_tokens: 0,
@@ -294,7 +297,7 @@ impl Prepared {
             ExecutorConfig { threads: threads(settings), max_rows: budget.n_batch, max_outputs: budget.max_outputs },
         )?;
         let pooling = self.pooling(settings);
-        let info = self.info(settings, pooling);
+        let info = self.info(settings, registry, pooling);
         let parts = EngineParts {
             config: EngineConfig {
                 n_slots: settings.parallel as usize,
@@ -321,7 +324,7 @@ impl Prepared {
         }
     }
 
-    fn info(&self, settings: &Settings, pooling: Pooling) -> EngineInfo {
+    fn info(&self, settings: &Settings, registry: &Registry, pooling: Pooling) -> EngineInfo {
         let (model, path) = (&self.model, settings.model.as_deref().unwrap_or_else(|| Path::new("")));
         let codecs = self.cache.groups.first().map(|g| (kv::codec_label(&g.k), kv::codec_label(&g.v)));
         EngineInfo {
@@ -336,6 +339,7 @@ impl Prepared {
             n_ctx: self.n_ctx,
             n_slots: settings.parallel,
             kv_codecs: codecs.unwrap_or_default(),
+            residency_policy: registry.residency().map(|policy| policy.instance().name().to_owned()),
             tokenizer: Arc::clone(&self.tokenizer),
             template: Arc::clone(&self.template),
             template_source: self.template_source.clone(),
@@ -348,6 +352,7 @@ impl Prepared {
                 seed: settings.seed,
                 ..SamplingParams::default()
             },
+            default_n_predict: u32::try_from(settings.n_predict).ok(),
             max_queue: settings.max_queue,
             pooling,
         }

@@ -94,6 +94,8 @@ pub struct Settings {
     pub chat_template_file: Option<PathBuf>,
     /// Context of a sequence; 0 for the model's.
     pub ctx_size: u32,
+    /// Bound on generated tokens where a request sets none; negative for none.
+    pub n_predict: i32,
     /// Slots.
     pub parallel: u32,
     /// Tokens a step.
@@ -192,6 +194,7 @@ impl Default for Settings {
             alias: None,
             chat_template_file: None,
             ctx_size: 0,
+            n_predict: 0,
             parallel: 0,
             batch_size: 0,
             max_queue: 0,

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use self::gbnf::GbnfMatcher;
+use crate::api::EngineError;
 use crate::vocab::Vocab;
 
 /// Why a constraint cannot be enforced.
@@ -50,6 +51,18 @@ pub enum Grammar<'a> {
     JsonObject,
     /// A Lark grammar in llguidance's dialect.
     Lark(&'a str),
+}
+
+impl ConstraintError {
+    /// As the error of a request whose body has the constraint in `field`.
+    pub fn in_field(self, field: &str) -> EngineError {
+        let (path, message) = match self {
+            ConstraintError::Schema { path, message } if !path.is_empty() => (format!("{field}.{path}"), message),
+            ConstraintError::Schema { message, .. } => (field.to_owned(), message),
+            other => (field.to_owned(), other.to_string()),
+        };
+        EngineError::Invalid { message: format!("Field '{path}': {message}"), field: Some(path) }
+    }
 }
 
 /// Whitespace between JSON tokens. It is bounded, because small models otherwise go on with it without end.
@@ -125,7 +138,11 @@ fn trie_word(vocab: &Vocab, id: u32) -> Vec<u8> {
     }
 }
 
-fn json_schema(schema: &Value) -> Result<Value, ConstraintError> {
+/// A schema as a Lark grammar may hold it in `%json`: every keyword is known to be enforced or to say nothing.
+///
+/// # Errors
+/// A keyword that can't be enforced, by its path.
+pub fn json_schema(schema: &Value) -> Result<Value, ConstraintError> {
     let mut schema = match schema::enforceable(schema)? {
         Value::Bool(true) => json!({}),
         Value::Object(object) => Value::Object(object),

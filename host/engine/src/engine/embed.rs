@@ -73,8 +73,10 @@ impl Core {
             });
         }
         check_tokens("input", &request.tokens, self.vocab.len())?;
-        if request.tokens.len() > self.config.n_ctx {
-            return Err(exceeds_context(request.tokens.len(), self.config.n_ctx));
+        // More than the whole cache holds would be refused by any wait.
+        let most = self.config.n_ctx.min(self.cache.config().capacity_tokens);
+        if request.tokens.len() > most {
+            return Err(exceeds_context(request.tokens.len(), most));
         }
         if self.embeds.len() >= self.config.max_queue.max(1) {
             return Err(EngineError::Rejected {

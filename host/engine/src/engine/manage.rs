@@ -104,12 +104,14 @@ impl Core {
         let tokens = |pages: usize| opencoti_kv::StoreStats::tokens(pages) as u64;
         let groups = &self.cache.config().groups;
         let stores = self.cache.stats().into_iter().map(|s| {
-            let codec = |side: fn(&opencoti_kv::GroupConfig) -> &str| {
-                groups.iter().find(|g| g.name == s.name).map(side).unwrap_or_default().to_owned()
-            };
+            let group = groups.iter().find(|g| g.name == s.name);
+            let codec = |side: fn(&opencoti_kv::GroupConfig) -> &str| group.map(side).unwrap_or_default().to_owned();
             StoreStats {
                 codecs: (codec(|g| g.k.name()), codec(|g| g.v.name())),
+                n_layers: group.map_or(0, |g| g.n_layers as u32),
                 cells_total: tokens(s.total),
+                // The cache takes the memory of all its pages at the start and never moves one.
+                cells_resident: tokens(s.total),
                 cells_used: tokens(s.total - s.free),
                 cells_shared: tokens(s.shared),
                 cells_reclaimable: tokens(s.reclaimable),

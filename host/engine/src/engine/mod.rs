@@ -141,6 +141,7 @@ impl Engine {
     pub(crate) fn run(&mut self) {
         while self.hear() {
             self.core.drop_departed();
+            self.core.heed_quarantine();
             self.core.start_waiting();
             if !self.step() && !self.core.is_idle() {
                 std::thread::sleep(IDLE_NAP);

@@ -112,6 +112,11 @@ impl Core {
         if self.shutdown.is_some() {
             return Err(EngineError::Unavailable("the server is shutting down".to_owned()));
         }
+        self.check_codecs()
+    }
+
+    /// Whether the codecs of the cache may be called.
+    pub(crate) fn check_codecs(&self) -> Result<(), EngineError> {
         let codecs = self.cache.config().groups.iter().flat_map(|group| [&group.k, &group.v]);
         match codecs.into_iter().find(|codec| codec.plugin().health().is_quarantined()) {
             None => Ok(()),

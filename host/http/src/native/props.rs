@@ -2,7 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
-use opencoti_engine::api::EngineInfo;
+use opencoti_engine::api::{EngineInfo, Stats, StoreStats};
+use opencoti_model::chat::Capabilities;
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -27,7 +28,7 @@ pub(crate) struct Props {
     endpoint_props: bool,
     endpoint_metrics: bool,
     chat_template: String,
-    chat_template_caps: Value,
+    chat_template_caps: TemplateCaps,
     /// Where the template comes from.
     chat_template_source: String,
     bos_token: String,
@@ -41,8 +42,46 @@ pub(crate) struct Props {
 /// What holds where a request says nothing.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct DefaultSettings {
-    params: SamplingSettings,
+    params: DefaultParams,
     n_ctx: u32,
+}
+
+/// Sampling and length where a request says nothing.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct DefaultParams {
+    /// Most tokens to generate; −1 without a bound.
+    n_predict: i64,
+    #[serde(flatten)]
+    sampling: SamplingSettings,
+}
+
+/// What the chat template was found to do. What it can't is written into the messages in another form.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct TemplateCaps {
+    supports_system_role: bool,
+    supports_string_content: bool,
+    supports_typed_content: bool,
+    supports_tools: bool,
+    supports_tool_calls: bool,
+    supports_tool_responses: bool,
+    supports_object_arguments: bool,
+    /// Thoughts in `<think>` tags.
+    supports_thinking: bool,
+}
+
+impl From<Capabilities> for TemplateCaps {
+    fn from(found: Capabilities) -> Self {
+        TemplateCaps {
+            supports_system_role: found.system,
+            supports_string_content: !found.typed_content,
+            supports_typed_content: found.typed_content,
+            supports_tools: found.tools,
+            supports_tool_calls: found.tool_calls,
+            supports_tool_responses: found.tool_results,
+            supports_object_arguments: found.object_arguments,
+            supports_thinking: found.think_tags,
+        }
+    }
 }
 
 /// What the model understands besides text.
@@ -73,23 +112,71 @@ pub(crate) struct Kv {
     effective: EffectiveKv,
 }
 
-/// The KV cache as it is.
+/// The KV cache as it is. The numbers at the top are those of its first store.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct EffectiveKv {
     type_k: String,
     type_v: String,
     n_cells: u64,
     n_cells_resident: u64,
+    /// Layers of stores that are not wholly resident.
     n_layers_spilling: u32,
     fully_resident: bool,
     /// Whether sliding-window layers have a store of their own.
     is_iswa: bool,
+    stores: Vec<KvStore>,
+}
+
+/// One store: layers of one geometry.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct KvStore {
+    name: String,
+    type_k: String,
+    type_v: String,
+    n_layers: u32,
+    n_cells: u64,
+    n_cells_resident: u64,
+    n_bytes: u64,
+}
+
+fn is_resident(store: &StoreStats) -> bool {
+    store.cells_resident == store.cells_total
+}
+
+impl EffectiveKv {
+    fn new(stats: &Stats) -> Self {
+        let spilling = stats.stores.iter().filter(|store| !is_resident(store));
+        let store = |store: &StoreStats| KvStore {
+            name: store.name.clone(),
+            type_k: store.codecs.0.clone(),
+            type_v: store.codecs.1.clone(),
+            n_layers: store.n_layers,
+            n_cells: store.cells_total,
+            n_cells_resident: store.cells_resident,
+            n_bytes: store.bytes,
+        };
+        let main = stats.stores.first();
+        let (type_k, type_v) = main.map(|store| store.codecs.clone()).unwrap_or_default();
+        EffectiveKv {
+            type_k,
+            type_v,
+            n_cells: main.map_or(0, |store| store.cells_total),
+            n_cells_resident: main.map_or(0, |store| store.cells_resident),
+            n_layers_spilling: spilling.map(|store| store.n_layers).sum(),
+            fully_resident: stats.stores.iter().all(is_resident),
+            is_iswa: stats.stores.iter().any(|store| store.name.starts_with("swa")),
+            stores: stats.stores.iter().map(store).collect(),
+        }
+    }
 }
 
 /// Where the cache lives.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Residency {
+    /// `resident`, or `spilling` when some cells are not.
     kv_residency_mode: &'static str,
+    /// Plugin that decides it; null when none is listed.
+    policy: Option<String>,
 }
 
 /// Who shares the cache.
@@ -107,12 +194,13 @@ fn token_text(info: &EngineInfo, token: Option<u32>) -> String {
 pub(crate) async fn get(State(app): State<App>, ready: Ready) -> Result<Json<Props>, ApiError> {
     let info = ready.engine.info();
     let stats = ready.engine.stats().await?;
-    let main = stats.stores.iter().find(|store| store.name == "kv").or(stats.stores.first());
-    let (type_k, type_v) = main.map_or_else(|| info.kv_codecs.clone(), |store| store.codecs.clone());
-    let n_cells = main.map_or(0, |store| store.cells_total);
+    let effective = EffectiveKv::new(&stats);
     Ok(Json(Props {
         default_generation_settings: DefaultSettings {
-            params: SamplingSettings::new(info, &info.default_sampling),
+            params: DefaultParams {
+                n_predict: info.default_n_predict.map_or(-1, i64::from),
+                sampling: SamplingSettings::new(info, &info.default_sampling),
+            },
             n_ctx: info.n_ctx,
         },
         total_slots: info.n_slots,
@@ -125,7 +213,7 @@ pub(crate) async fn get(State(app): State<App>, ready: Ready) -> Result<Json<Pro
         endpoint_props: app.config.props,
         endpoint_metrics: app.config.metrics.is_some(),
         chat_template: info.template.source().to_owned(),
-        chat_template_caps: json!({}),
+        chat_template_caps: info.template.capabilities().into(),
         chat_template_source: info.template_source.clone(),
         bos_token: token_text(info, info.tokenizer.bos()),
         eos_token: token_text(info, info.tokenizer.eos()),
@@ -133,20 +221,11 @@ pub(crate) async fn get(State(app): State<App>, ready: Ready) -> Result<Json<Pro
         is_sleeping: false,
         cors_proxy_enabled: false,
         opencoti: Extras {
-            kv: Kv {
-                cache_type_k: info.kv_codecs.0.clone(),
-                cache_type_v: info.kv_codecs.1.clone(),
-                effective: EffectiveKv {
-                    type_k,
-                    type_v,
-                    n_cells,
-                    n_cells_resident: n_cells,
-                    n_layers_spilling: 0,
-                    fully_resident: true,
-                    is_iswa: stats.stores.iter().any(|store| store.name == "swa"),
-                },
+            residency: Residency {
+                kv_residency_mode: if effective.fully_resident { "resident" } else { "spilling" },
+                policy: info.residency_policy.clone(),
             },
-            residency: Residency { kv_residency_mode: "resident" },
+            kv: Kv { cache_type_k: info.kv_codecs.0.clone(), cache_type_v: info.kv_codecs.1.clone(), effective },
             kv_reuse: KvReuse { n_parallel: info.n_slots, kv_unified: true },
             max_queue: info.max_queue,
         },

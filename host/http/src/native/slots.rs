@@ -52,9 +52,6 @@ pub(crate) struct NextToken {
 pub(crate) struct SlotExtras {
     session_id: Option<String>,
     n_cached: u32,
-    draft_n_total: u32,
-    draft_n_accepted: u32,
-    draft_acceptance: Option<f32>,
 }
 
 impl Slot {
@@ -65,13 +62,7 @@ impl Slot {
             speculative: false,
             is_processing: slot.task.is_some(),
             task: slot.task.map(|task| Task::new(info, &task)),
-            opencoti: SlotExtras {
-                session_id: slot.session_id,
-                n_cached: slot.n_cached,
-                draft_n_total: 0,
-                draft_n_accepted: 0,
-                draft_acceptance: None,
-            },
+            opencoti: SlotExtras { session_id: slot.session_id, n_cached: slot.n_cached },
         }
     }
 }

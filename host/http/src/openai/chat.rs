@@ -193,13 +193,13 @@ fn prepare(
     let tools = &conversation.tools;
     let form = chat_constraint::form(&generation, own.response_format.as_ref().map(|format| &format.0), tools)?;
     let rendered = conversation.render(info)?;
-    let output = if form.is_some() {
+    let output = if form.is_some() && !tools.are_usable() {
         // The constraint holds from the first token, so there is neither a thought nor a call.
         OutputFormat::default()
     } else {
         conversation.thought_style.output(rendered.output)
     };
-    let constrained = chat_constraint::constraint(form, tools, info, rendered.output);
+    let constrained = chat_constraint::constraint(form, tools, info, rendered.output)?;
     let top = own.top_logprobs(info.tokenizer.n_vocab())?;
     // The engine reports a token's own probability only together with at least one alternative.
     let wanted = top.map_or(0, |top| top.max(1));

@@ -1,9 +1,10 @@
 //! What holds a chat's output to a form: `response_format`, `json_schema`, `grammar`, or the tools.
 
 use opencoti_engine::api::{Constraint, EngineInfo};
+use opencoti_engine::constraint;
 use opencoti_model::chat::{ConstraintOptions, OutputFormat, Tool, ToolChoice, ToolConstraint, tool_constraint};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::body::{Strict, describe};
@@ -86,9 +87,11 @@ impl Tools {
         if self.are_usable() { &self.list } else { &[] }
     }
 
-    fn constraint(&self, info: &EngineInfo, output: OutputFormat) -> Option<Constrained> {
+    /// What holds the output to calls, or to an `answer` of that schema.
+    fn constraint(&self, info: &EngineInfo, output: OutputFormat, answer: Option<&Value>) -> Option<Constrained> {
         let options = ConstraintOptions {
             parallel: self.parallel,
+            answer,
             thoughts: output.thoughts,
             in_thought: output.in_thought,
             is_special: &|marker| is_special(info, marker),
@@ -107,7 +110,8 @@ pub(crate) fn is_special(info: &EngineInfo, marker: &str) -> bool {
     info.tokenizer.token_id(marker).is_some_and(|id| info.tokenizer.is_special(id))
 }
 
-/// A request's form constraint, without regard to its tools; at most one of the fields may ask for one.
+/// A request's form constraint; at most one of the fields may ask for one. A schema may come with tools: it then binds the
+/// answer of a model that calls none.
 pub(crate) fn form(
     generation: &GenerationFields,
     format: Option<&ResponseFormat>,
@@ -121,19 +125,33 @@ pub(crate) fn form(
         let problem = format!("can't be combined with `{}`; send one of them", first.field);
         return Err(ApiError::field(second.field, problem));
     }
-    if tools.are_usable() {
+    if tools.are_usable() && matches!(first.constraint, Constraint::Gbnf(_)) {
         let problem = "can't be combined with tools; send one of them, or tool_choice \"none\"";
         return Err(ApiError::field(first.field, problem));
     }
     Ok(Some(first))
 }
 
-/// The constraint of the whole output: its form, or that of tool calls.
+/// The constraint of the whole output: its form, or that of tool calls, or either of them.
 pub(crate) fn constraint(
     form: Option<Constrained>,
     tools: &Tools,
     info: &EngineInfo,
     output: OutputFormat,
-) -> Option<Constrained> {
-    form.or_else(|| tools.are_usable().then(|| tools.constraint(info, output)).flatten())
+) -> Result<Option<Constrained>, ApiError> {
+    if !tools.are_usable() {
+        return Ok(form);
+    }
+    let answer = form.as_ref().map(answer_schema).transpose()?;
+    Ok(tools.constraint(info, output, answer.as_ref()))
+}
+
+/// The schema that a form asks for, known to be enforceable: inside the grammar of calls nobody could tell whose it is.
+fn answer_schema(form: &Constrained) -> Result<Value, ApiError> {
+    let schema = match &form.constraint {
+        Constraint::JsonSchema(schema) => schema,
+        Constraint::JsonObject => &json!({"type": "object"}),
+        Constraint::Gbnf(_) | Constraint::Lark(_) => return Err(ApiError::field(&form.field, "is no JSON schema")),
+    };
+    Ok(constraint::json_schema(schema).map_err(|error| error.in_field(&form.field))?)
 }

@@ -160,7 +160,11 @@ async fn a_value_out_of_a_hard_range_is_a_400_that_names_the_field() {
         (json!({"max_tokens": -2}), "max_tokens"),
         (json!({"n_predict": -2, "max_tokens": 5}), "n_predict"),
         (json!({"n_keep": -2}), "n_keep"),
+        (json!({"n_keep": 4}), "n_keep"),
         (json!({"n_discard": -1}), "n_discard"),
+        (json!({"n_discard": 4}), "n_discard"),
+        (json!({"backend_sampling": true}), "backend_sampling"),
+        (json!({"n_cache_reuse": 256}), "n_cache_reuse"),
         (json!({"n_indent": -1}), "n_indent"),
         (json!({"n_cache_reuse": -1}), "n_cache_reuse"),
         (json!({"t_max_predict_ms": -2}), "t_max_predict_ms"),
@@ -253,6 +257,40 @@ async fn the_form_of_the_answer_becomes_a_constraint_with_its_field() {
     ] {
         assert_eq!(server.error(CHAT, with(fields), 400).await["param"], param);
     }
+}
+
+#[tokio::test]
+async fn a_schema_beside_tools_binds_the_answer_without_calls() {
+    let server = TestServer::new(says(&["{}"], StopReason::Eos)).await;
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let named = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    for format in [
+        json!({"response_format": named}),
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
+        json!({"json_schema": schema}),
+    ] {
+        let mut fields = format.clone();
+        fields["tools"] = tool.clone();
+        let answer = server.ok(CHAT, with(fields.clone())).await;
+        assert_eq!(answer["choices"][0]["message"]["content"], "{}");
+        let Some(Constraint::Lark(grammar)) = server.log.last().constraint else { panic!("{format}") };
+        assert!(grammar.contains("answer: %json {") && grammar.contains("\"integer\""), "{grammar}");
+        fields["tool_choice"] = json!("none");
+        server.ok(CHAT, with(fields.clone())).await;
+        assert_eq!(server.log.last().constraint, Some(Constraint::JsonSchema(schema.clone())));
+    }
+    let fields = json!({"json_schema": {"properties": {"a": {"not": {}}}}, "tools": tool});
+    assert_eq!(server.error(CHAT, with(fields), 400).await["param"], "json_schema.properties.a.not");
+}
+
+#[tokio::test]
+async fn fields_that_ask_for_nothing_are_taken() {
+    let server = TestServer::new(says(&["x"], StopReason::Eos)).await;
+    let fields =
+        json!({"n_keep": 0, "n_discard": 0, "n_cache_reuse": 0, "backend_sampling": false, "cache_prompt": true});
+    server.ok(CHAT, with(fields)).await;
+    server.ok(CHAT, with(json!({"n_keep": -1, "n_discard": null}))).await;
 }
 
 #[tokio::test]

@@ -114,10 +114,12 @@ pub(crate) fn info() -> EngineInfo {
         n_ctx: 512,
         n_slots: 4,
         kv_codecs: ("q8_0".to_owned(), "q5_1".to_owned()),
+        residency_policy: Some("residency-resident".to_owned()),
         tokenizer: Arc::new(tokenizer()),
         template: Arc::new(ChatTemplate::new(TEMPLATE, "<s>", "</s>").expect("the test template")),
         template_source: "test".to_owned(),
         default_sampling: SamplingParams::default(),
+        default_n_predict: None,
         max_queue: 16,
         pooling: Pooling::Mean,
     }
@@ -245,7 +247,9 @@ fn stats() -> Stats {
     let store = StoreStats {
         name: "kv".to_owned(),
         codecs: ("q8_0".to_owned(), "q5_1".to_owned()),
+        n_layers: 30,
         cells_total: 2048,
+        cells_resident: 2048,
         cells_used: 100,
         cells_shared: 10,
         cells_reclaimable: 5,

@@ -25,7 +25,7 @@ const ROUTES: [&str; 10] = [
     "/slots/0?action=save",
 ];
 
-const FIELDS: [&str; 60] = [
+const FIELDS: [&str; 62] = [
     "messages",
     "prompt",
     "input",
@@ -84,6 +84,8 @@ const FIELDS: [&str; 60] = [
     "t_max_predict_ms",
     "min_keep",
     "pool_id",
+    "n_keep",
+    "backend_sampling",
     "n_indent",
     "role",
 ];

@@ -48,7 +48,15 @@ async fn props_say_what_is_in_effect() {
         (&json!(4), &json!("<s>"), &json!("</s>"))
     );
     assert!(props["chat_template"].as_str().is_some_and(|template| template.contains("m.role")));
-    assert_eq!(props["opencoti"]["kv"]["effective"]["n_cells"], 2048);
+    let kv = &props["opencoti"]["kv"]["effective"];
+    assert_eq!((&kv["n_cells"], &kv["type_k"], &kv["fully_resident"]), (&json!(2048), &json!("q8_0"), &json!(true)));
+    assert_eq!((&kv["stores"][0]["name"], &kv["stores"][0]["n_layers"]), (&json!("kv"), &json!(30)));
+    let residency = json!({"kv_residency_mode": "resident", "policy": "residency-resident"});
+    assert_eq!(props["opencoti"]["residency"], residency);
+    assert_eq!(props["default_generation_settings"]["params"]["n_predict"], -1);
+    let caps = &props["chat_template_caps"];
+    assert_eq!((&caps["supports_system_role"], &caps["supports_tools"]), (&json!(true), &json!(false)));
+    assert_eq!((&caps["supports_thinking"], &caps["supports_string_content"]), (&json!(true), &json!(true)));
     assert_eq!(props["endpoint_metrics"], false);
     server.error("/props", json!({}), 501).await;
     let open = TestServer::with(ServerConfig { props: true, ..config() }, ok()).await;

@@ -159,8 +159,10 @@ pub enum ToolConstraint {
 /// What the grammar has to fit.
 #[derive(Clone, Copy)]
 pub struct ConstraintOptions<'a> {
-    /// Allow several calls.
+    /// Allow several calls. A choice that names one function is one call all the same.
     pub parallel: bool,
+    /// A JSON schema for the answer of a model that calls nothing; free text without one.
+    pub answer: Option<&'a Value>,
     /// The output may begin with `<think>…</think>`.
     pub thoughts: bool,
     /// The output begins inside a thought.
@@ -183,6 +185,8 @@ pub fn tool_constraint(tools: &[Tool], choice: &ToolChoice, options: ConstraintO
     }
     let required =
         matches!(choice, ToolChoice::Required | ToolChoice::Named(_) | ToolChoice::Allowed { required: true, .. });
+    let parallel = options.parallel && !matches!(choice, ToolChoice::Named(_));
+    let options = ConstraintOptions { parallel, ..options };
     let grammar = [
         calls_rule(required, options),
         thought_rule(options),
@@ -201,11 +205,17 @@ fn calls_rule(required: bool, options: ConstraintOptions) -> String {
         (_, true) => "thought? ",
         _ => "",
     };
-    let free = match (required, options.parallel) {
-        (true, true) => return format!("start: {thought}SPACE call (SPACE call)*\ncall: {open} body\n"),
-        (true, false) => return format!("start: {thought}SPACE call\ncall: {open} body\n"),
-        (false, true) => format!("start: {thought}call* rest\n"),
-        (false, false) => format!("start: {thought}(call | rest)\n"),
+    let calls = if options.parallel { "call (SPACE call)*" } else { "call" };
+    match options.answer {
+        _ if required => return format!("start: {thought}SPACE {calls}\ncall: {open} body\n"),
+        Some(schema) => {
+            return format!("start: {thought}SPACE ({calls} | answer)\ncall: {open} body\nanswer: %json {schema}\n");
+        }
+        None => {}
+    }
+    let free = match options.parallel {
+        true => format!("start: {thought}call* rest\n"),
+        false => format!("start: {thought}(call | rest)\n"),
     };
     // Free text up to the marker; the lazy lexeme ends as soon as the marker is complete.
     let call = if (options.is_special)(CALL) {

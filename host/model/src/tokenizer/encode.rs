@@ -168,13 +168,7 @@ impl ByteLevel {
         if name == "default" {
             tracing::warn!("the model file names no pre-tokenizer (tokenizer.ggml.pre); using GPT-2's");
         }
-        let missing = vocab.bytes.iter().filter(|id| id.is_none()).count();
-        if missing > 0 {
-            tracing::warn!(
-                missing,
-                "the vocabulary has no token for some byte values; text that holds them loses them"
-            );
-        }
+        report_missing(&missing_bytes(vocab));
         let mut whole = HashMap::new();
         if pre.ignore_merges {
             for (id, _, _) in vocab.iter().filter(|(_, _, kind)| kind.is_text()) {
@@ -205,6 +199,28 @@ impl ByteLevel {
                 token => ids.push(token),
             }
         }
+    }
+}
+
+/// Byte values of UTF-8 text that no token stands for. C0, C1 and F5 to FF are in no such text.
+fn missing_bytes(vocab: &Vocab) -> Vec<u8> {
+    let in_text = (0..=0xF4).filter(|byte| !matches!(byte, 0xC0 | 0xC1));
+    in_text.filter(|&byte| vocab.bytes[usize::from(byte)].is_none()).collect()
+}
+
+/// Whether only text that nobody writes has the byte: control characters other than tab and line ends, and the first
+/// bytes of planes 4 to 11, which have no characters.
+fn is_unwritten(byte: u8) -> bool {
+    matches!(byte, 0xF1 | 0xF2) || (byte.is_ascii_control() && !matches!(byte, b'\t' | b'\n' | b'\r'))
+}
+
+fn report_missing(missing: &[u8]) {
+    let list = || missing.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(" ");
+    let what = "the vocabulary has no token for some bytes; text that holds them loses them";
+    if missing.iter().any(|&byte| !is_unwritten(byte)) {
+        tracing::warn!(bytes = list(), "{what}");
+    } else if !missing.is_empty() {
+        tracing::debug!(bytes = list(), "{what}");
     }
 }
 
@@ -259,5 +275,28 @@ impl Gemma4 {
                 token => ids.push(token),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::byte_level::alphabet;
+    use super::super::vocab::Spelling;
+    use super::*;
+
+    #[test]
+    fn only_bytes_that_text_may_hold_are_missed() {
+        let missing_without = |left_out: &[u8]| {
+            let bytes = (0..=255u8).filter(|byte| !left_out.contains(byte));
+            let tokens = bytes.map(|byte| alphabet()[usize::from(byte)].to_string()).collect();
+            let mut spec = TokenizerSpec { model: "gpt2".to_owned(), tokens, ..TokenizerSpec::default() };
+            missing_bytes(&Vocab::new(&mut spec, Spelling::ByteLevel).unwrap())
+        };
+        assert!(missing_without(&[0xC0, 0xC1, 0xF5, 0xFF]).is_empty());
+        assert_eq!(missing_without(&[0x04, b'a', 0xC0, 0xF1]), [0x04, b'a', 0xF1]);
+        assert_eq!(
+            [0x04, b'\n', b'a', 0x7F, 0xC3, 0xF1, 0xF3].map(is_unwritten),
+            [true, false, false, true, false, true, false]
+        );
     }
 }

@@ -80,6 +80,11 @@ flags! {
     /// 0 takes one for each core.
     Threads: u32 = "0", "threads" / 't', "engine.threads", |s, v| s.threads = v;
 
+    /// Most tokens generated for a request that sets no bound.
+    ///
+    /// -1 goes on until the text or the context ends. Admission reserves room for a bound.
+    NPredict: i32 = "-1", "n-predict" / 'n', "engine.n_predict", |s, v| s.n_predict = v;
+
     /// Codec of the keys in the KV cache.
     ///
     /// Any codec of a loaded plugin; `opencoti plugins` lists them. The plugin kv-scalar brings f16, bf16, q8_0, q6_0,

@@ -159,6 +159,28 @@ fn a_step_that_fails_or_panics_ends_its_requests_and_no_others() {
 }
 
 #[test]
+fn a_failed_step_ends_those_who_took_part_in_it_and_frees_their_pages() {
+    for fault in [Fault::Error, Fault::Panic] {
+        let rig = Rig::new(Sizes { n_slots: 2, held: true, ..Sizes::default() });
+        let expected = |n| (0..n).map(|_| rig.start(request(prompt(9, 60), 4))).collect::<Vec<_>>();
+        let taking_part = [1, 2].map(|seed| rig.start(request(prompt(seed, 60), 50)));
+        rig.until("both decode", |slots| slots.iter().all(|s| s.task.as_ref().is_some_and(|t| t.n_decoded > 0)));
+        let waiting = expected(2);
+        *rig.watch.fault.lock().unwrap() = Some(fault);
+        rig.permit(200);
+        for running in taking_part {
+            let error = running.answer().unwrap_err();
+            let EngineError::Internal(message) = error else { panic!("{error}") };
+            assert!(message.starts_with("the step failed: "), "{message}");
+        }
+        let texts: Vec<String> = waiting.into_iter().map(|w| w.answer().unwrap().text).collect();
+        assert_eq!(texts[0], texts[1]);
+        assert_eq!(texts[0].len(), 4);
+        rig.close();
+    }
+}
+
+#[test]
 fn the_end_token_ends_the_text_and_is_not_shown() {
     let rig = Rig::new(Sizes::default());
     rig.watch.end_every.store(5, Ordering::Relaxed);
