@@ -120,7 +120,10 @@ unsafe fn tile<S: Lanes, const R: usize, const T: usize>(w: *const f32, x: *cons
         let mut acc = [[S::zero(); R]; T];
         let mut k = 0;
         while k < whole {
-            let xs: [S; T] = std::array::from_fn(|t| S::load(x.add(t * cols + k)));
+            let mut xs = [S::zero(); T];
+            for t in 0..T {
+                xs[t] = S::load(x.add(t * cols + k));
+            }
             for r in 0..R {
                 let w = S::load(w.add(r * cols + k));
                 for t in 0..T {

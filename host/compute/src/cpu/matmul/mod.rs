@@ -156,14 +156,13 @@ pub struct Scratch {
 
 /// Bytes of an unpacked panel that serves many activation rows: a good part of a usual L2 cache.
 const PANEL_BYTES: usize = 192 << 10;
+/// The same where few rows use it: they shall find it in L1.
+const SMALL_PANEL_BYTES: usize = 12 << 10;
 
-/// Weight rows in a panel whose unpacked rows take `row_bytes`. One that a few activation rows use is kept small, so
-/// that they find it in L1.
+/// Weight rows in a panel whose unpacked rows take `row_bytes`.
 fn panel_rows(activation_rows: usize, row_bytes: usize) -> usize {
-    match activation_rows {
-        0..4 => 4,
-        _ => (PANEL_BYTES / row_bytes.max(1) / 4 * 4).clamp(4, 32),
-    }
+    let bytes = if activation_rows < 4 { SMALL_PANEL_BYTES } else { PANEL_BYTES };
+    (bytes / row_bytes.max(1) / 4 * 4).clamp(4, 32)
 }
 
 /// Product with f32 activations, `x` being rows of `w.cols()`: columns `columns` of `out`.
@@ -222,38 +221,55 @@ pub unsafe fn matmul_q16(
     assert!(columns.end <= w.rows && out.width == w.rows && x.len() == out.rows * layout.words, "shapes of a product");
     let input = integer::Input { words: x.as_ptr(), rows: out.rows, layout };
     let step = panel_rows(out.rows, w.cols + w.cols / 2);
+    let mut unpacked = Unpacked::new(w, step, scratch);
     let mut first = columns.start;
     while first < columns.end {
         let n = step.min(columns.end - first);
-        let panel = integer_panel(isa, w, first, n, scratch);
+        let panel = unpacked.fill(isa, w, first, n);
         // SAFETY: the panel has `n` rows and the input was checked; the rest is the caller's promise.
         unsafe { integer::panel(isa, panel, input, first, out) };
         first += n;
     }
 }
 
-/// Rows `first .. first + n` unpacked.
-fn integer_panel(isa: Isa, w: &Matrix<'_>, first: usize, n: usize, scratch: &mut Scratch) -> integer::Panel {
-    let form = unpack::form(w.ty).expect("a type with integer products");
-    let subs = w.cols / form.sub;
-    let stride = subs.next_multiple_of(activations::PAD);
-    if scratch.codes.len() < n * w.cols {
-        scratch.codes.resize(n * w.cols, 0);
+/// Room for a panel of unpacked rows of one matrix.
+struct Unpacked<'a> {
+    form: unpack::Form,
+    codes: &'a mut [u8],
+    scales: &'a mut [f32],
+    minima: &'a mut [f32],
+    stride: usize,
+}
+
+impl<'a> Unpacked<'a> {
+    /// Room for `rows` rows of `w`, with the padding of their scales and minima.
+    fn new(w: &Matrix<'_>, rows: usize, scratch: &'a mut Scratch) -> Unpacked<'a> {
+        let form = unpack::form(w.ty).expect("a type with integer products");
+        let subs = w.cols / form.sub;
+        let stride = subs.next_multiple_of(activations::PAD);
+        if scratch.codes.len() < rows * w.cols {
+            scratch.codes.resize(rows * w.cols, 0);
+        }
+        if scratch.scales.len() < rows * stride {
+            scratch.scales.resize(rows * stride, 0.0);
+            scratch.minima.resize(rows * stride, 0.0);
+        }
+        for side in [&mut scratch.scales, &mut scratch.minima] {
+            side.chunks_exact_mut(stride).take(rows).for_each(|row| row[subs..].fill(0.0));
+        }
+        Unpacked { form, codes: &mut scratch.codes, scales: &mut scratch.scales, minima: &mut scratch.minima, stride }
     }
-    if scratch.scales.len() < n * stride {
-        scratch.scales.resize(n * stride, 0.0);
-        scratch.minima.resize(n * stride, 0.0);
+
+    /// Rows `first .. first + n` of `w`, no more than there is room for.
+    fn fill(&mut self, isa: Isa, w: &Matrix<'_>, first: usize, n: usize) -> integer::Panel {
+        let (form, stride) = (self.form, self.stride);
+        let (codes, scales, minima) = (&mut *self.codes, &mut *self.scales, &mut *self.minima);
+        assert!(codes.len() >= n * w.cols && scales.len() >= n * stride && minima.len() >= n * stride);
+        let bytes = &w.data[first * w.row_bytes..(first + n) * w.row_bytes];
+        unpack::unpack(isa, w.ty, bytes, w.row_bytes, unpack::Rows { codes, scales, minima, cols: w.cols, stride });
+        let (codes, scales, minima) = (self.codes.as_ptr(), self.scales.as_ptr(), self.minima.as_ptr());
+        integer::Panel { form, rows: n, codes, scales, minima, stride }
     }
-    for r in 0..n {
-        let (scales, padding) = scratch.scales[r * stride..(r + 1) * stride].split_at_mut(subs);
-        padding.fill(0.0);
-        let (minima, padding) = scratch.minima[r * stride..(r + 1) * stride].split_at_mut(subs);
-        padding.fill(0.0);
-        let codes = &mut scratch.codes[r * w.cols..(r + 1) * w.cols];
-        unpack::unpack(isa, w.ty, w.row(first + r), unpack::Row { codes, scales, minima });
-    }
-    let (codes, scales, minima) = (scratch.codes.as_ptr(), scratch.scales.as_ptr(), scratch.minima.as_ptr());
-    integer::Panel { form, rows: n, codes, scales, minima, stride }
 }
 
 #[cfg(test)]

@@ -30,72 +30,87 @@ pub(super) fn form(ty: WeightType) -> Option<Form> {
     }
 }
 
-/// A row to unpack into: a code for each value, a scale and a minimum for each sub-block. Minima of a signed form stay
-/// as they are.
-pub(super) struct Row<'a> {
+/// Rows to unpack into: codes `cols` apart, scales and minima for each sub-block `stride` apart. What lies between the
+/// sub-blocks of one row and the next row stays as it is, and so do the minima of a signed form.
+pub(super) struct Rows<'a> {
     pub(super) codes: &'a mut [u8],
     pub(super) scales: &'a mut [f32],
     pub(super) minima: &'a mut [f32],
+    pub(super) cols: usize,
+    pub(super) stride: usize,
 }
 
-/// Unpacks the row `bytes` of a type that has a [`form`].
-pub(super) fn unpack(isa: Isa, ty: WeightType, bytes: &[u8], row: Row<'_>) {
+/// Unpacks rows of a type that has a [`form`], `row_bytes` each.
+pub(super) fn unpack(isa: Isa, ty: WeightType, bytes: &[u8], row_bytes: usize, rows: Rows<'_>) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,f16c")]
-    fn avx2(ty: WeightType, bytes: &[u8], row: Row<'_>) {
-        unpack_row::<true>(ty, bytes, row);
+    fn avx2(ty: WeightType, bytes: &[u8], row_bytes: usize, rows: Rows<'_>) {
+        unpack_rows::<true>(ty, bytes, row_bytes, rows);
     }
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` proves that the processor has AVX2 and F16C.
-        Level::Avx2 | Level::AvxVnni | Level::Avx512 => unsafe { avx2(ty, bytes, row) },
-        _ => unpack_row::<false>(ty, bytes, row),
+        Level::Avx2 | Level::AvxVnni | Level::Avx512 => unsafe { avx2(ty, bytes, row_bytes, rows) },
+        _ => unpack_rows::<false>(ty, bytes, row_bytes, rows),
     }
 }
 
-/// Runs a block function over a row. A macro, not a function that takes one: a call through `Fn` would be compiled
+/// Runs a block function over rows. A macro, not a function that takes one: a call through `Fn` would be compiled
 /// apart, without the instruction set of the caller.
 macro_rules! per_block {
-    ($bytes:expr, $row:expr, $block:path) => {{
-        let (bytes, codes) = ($bytes.as_chunks().0, $row.codes.as_chunks_mut().0);
-        let (scales, minima) = ($row.scales.as_chunks_mut().0, $row.minima.as_chunks_mut().0);
-        for (((b, c), s), m) in bytes.iter().zip(codes).zip(scales).zip(minima) {
-            $block(b, c, s, m);
+    ($bytes:expr, $row_bytes:expr, $rows:expr, $block:path) => {{
+        let Rows { codes, scales, minima, cols, stride } = $rows;
+        let side = scales.chunks_exact_mut(stride).zip(minima.chunks_exact_mut(stride));
+        for ((bytes, codes), (scales, minima)) in
+            $bytes.chunks_exact($row_bytes).zip(codes.chunks_exact_mut(cols)).zip(side)
+        {
+            let (bytes, codes) = (bytes.as_chunks().0, codes.as_chunks_mut().0);
+            let (scales, minima) = (scales.as_chunks_mut().0, minima.as_chunks_mut().0);
+            for (((b, c), s), m) in bytes.iter().zip(codes).zip(scales).zip(minima) {
+                $block(b, c, s, m);
+            }
         }
     }};
 }
 
 #[inline(always)]
-fn unpack_row<const F16C: bool>(ty: WeightType, bytes: &[u8], row: Row<'_>) {
+fn unpack_rows<const AVX2: bool>(ty: WeightType, bytes: &[u8], row_bytes: usize, rows: Rows<'_>) {
     match ty {
-        WeightType::Q4_0 => per_block!(bytes, row, q4_0::<F16C>),
-        WeightType::Q4_1 => per_block!(bytes, row, q4_1::<F16C>),
-        WeightType::Q5_0 => per_block!(bytes, row, q5_0::<F16C>),
-        WeightType::Q5_1 => per_block!(bytes, row, q5_1::<F16C>),
-        WeightType::Q8_0 => per_block!(bytes, row, q8_0::<F16C>),
-        WeightType::Q2_K => per_block!(bytes, row, q2_k::<F16C>),
-        WeightType::Q3_K => per_block!(bytes, row, q3_k::<F16C>),
-        WeightType::Q4_K => per_block!(bytes, row, q4_k::<F16C>),
-        WeightType::Q5_K => per_block!(bytes, row, q5_k::<F16C>),
-        WeightType::Q6_K => per_block!(bytes, row, q6_k::<F16C>),
+        WeightType::Q4_0 => per_block!(bytes, row_bytes, rows, q4_0::<AVX2>),
+        WeightType::Q4_1 => per_block!(bytes, row_bytes, rows, q4_1::<AVX2>),
+        WeightType::Q5_0 => per_block!(bytes, row_bytes, rows, q5_0::<AVX2>),
+        WeightType::Q5_1 => per_block!(bytes, row_bytes, rows, q5_1::<AVX2>),
+        WeightType::Q8_0 => per_block!(bytes, row_bytes, rows, q8_0::<AVX2>),
+        WeightType::Q2_K => per_block!(bytes, row_bytes, rows, q2_k::<AVX2>),
+        WeightType::Q3_K => per_block!(bytes, row_bytes, rows, q3_k::<AVX2>),
+        WeightType::Q4_K => per_block!(bytes, row_bytes, rows, q4_k::<AVX2>),
+        WeightType::Q5_K => per_block!(bytes, row_bytes, rows, q5_k::<AVX2>),
+        WeightType::Q6_K => per_block!(bytes, row_bytes, rows, q6_k::<AVX2>),
         _ => unreachable!("{ty} has no integer form"),
     }
 }
 
 /// The half-precision scale at `at`; by the processor's instruction where it is there.
 #[inline(always)]
-fn f16_at<const F16C: bool>(b: &[u8], at: usize) -> f32 {
+fn f16_at<const AVX2: bool>(b: &[u8], at: usize) -> f32 {
     let bits = u16::from_le_bytes([b[at], b[at + 1]]);
     #[cfg(target_arch = "x86_64")]
-    if F16C {
+    if AVX2 {
         use std::arch::x86_64::{_mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32};
-        // SAFETY: only `unpack` chooses `F16C`, on a processor that has it.
+        // SAFETY: only `unpack` chooses `AVX2`, on a processor that has F16C, too.
         return unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into()))) };
     }
     f16_to_f32(bits)
 }
 
-/// Eight bytes from `at` on, the first one lowest. Codes are unpacked eight at a time in ordinary registers.
+/// Bytes `at .. at + N`.
+#[inline(always)]
+fn bytes<const N: usize>(b: &[u8], at: usize) -> &[u8; N] {
+    b[at..].first_chunk().expect("blocks have their type's length")
+}
+
+/// Eight bytes from `at` on, the first one lowest. Where a loop over bytes is not turned into vector code,
+/// codes are unpacked eight at a time in ordinary registers.
 #[inline(always)]
 fn word(b: &[u8], at: usize) -> u64 {
     let mut bytes = [0; 8];
@@ -114,73 +129,84 @@ const fn each(byte: u8) -> u64 {
     0x0101_0101_0101_0101 * byte as u64
 }
 
-/// The eight bits of a byte, each as bit 4 of a byte of its own.
-static FIFTH_BITS: [u64; 256] = {
-    let mut table = [0; 256];
-    let mut i = 0;
-    while i < 256 * 8 {
-        table[i / 8] |= (((i / 8) >> (i % 8)) as u64 & 1) << (i % 8 * 8 + 4);
-        i += 1;
-    }
-    table
-};
-
 /// Sixteen bytes of nibbles: the low ones, then the high ones.
 #[inline(always)]
-fn nibbles(packed: &[u8], codes: &mut [u8; 32]) {
-    for i in [0, 8] {
-        let packed = word(packed, i);
-        put(codes, i, packed & each(15));
-        put(codes, 16 + i, packed >> 4 & each(15));
+fn nibbles(packed: &[u8; 16], codes: &mut [u8; 32]) {
+    for i in 0..16 {
+        codes[i] = packed[i] & 15;
+        codes[16 + i] = packed[i] >> 4;
     }
 }
 
 /// The same with a mask of 32 fifth bits.
 #[inline(always)]
-fn nibbles_and_fifth_bits(packed: &[u8], mask: &[u8], codes: &mut [u8; 32]) {
-    for i in [0, 8] {
-        let packed = word(packed, i);
-        let high = |at: usize| FIFTH_BITS[usize::from(mask[at / 8])];
-        put(codes, i, packed & each(15) | high(i));
-        put(codes, 16 + i, packed >> 4 & each(15) | high(16 + i));
+fn nibbles_and_fifth_bits<const AVX2: bool>(packed: &[u8; 16], mask: &[u8; 4], codes: &mut [u8; 32]) {
+    nibbles(packed, codes);
+    let fifth = fifth_bits::<AVX2>(mask);
+    for i in 0..32 {
+        codes[i] |= fifth[i];
     }
 }
 
+/// Each bit of the mask as bit 4 of a byte of its own.
 #[inline(always)]
-fn q4_0<const F16C: bool>(b: &[u8; 18], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    let d = f16_at::<F16C>(b, 0);
+fn fifth_bits<const AVX2: bool>(mask: &[u8; 4]) -> [u8; 32] {
+    let mut fifth = [0; 32];
+    #[cfg(target_arch = "x86_64")]
+    if AVX2 {
+        use std::arch::x86_64::*;
+        // SAFETY: only `unpack` chooses `AVX2`, on a processor that has it; 32 bytes are stored into as many.
+        unsafe {
+            // Byte `i` of the mask, eight times, then one bit of each.
+            let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(*mask)), spread);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+            _mm256_storeu_si256(fifth.as_mut_ptr().cast(), _mm256_and_si256(set, _mm256_set1_epi8(16)));
+        }
+        return fifth;
+    }
+    for i in 0..32 {
+        fifth[i] = (mask[i / 8] >> (i % 8) & 1) << 4;
+    }
+    fifth
+}
+
+#[inline(always)]
+fn q4_0<const AVX2: bool>(b: &[u8; 18], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    let d = f16_at::<AVX2>(b, 0);
     (scale[0], min[0]) = (d, -8.0 * d);
-    nibbles(&b[2..], codes);
+    nibbles(bytes(b, 2), codes);
 }
 
 #[inline(always)]
-fn q4_1<const F16C: bool>(b: &[u8; 20], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    (scale[0], min[0]) = (f16_at::<F16C>(b, 0), f16_at::<F16C>(b, 2));
-    nibbles(&b[4..], codes);
+fn q4_1<const AVX2: bool>(b: &[u8; 20], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    (scale[0], min[0]) = (f16_at::<AVX2>(b, 0), f16_at::<AVX2>(b, 2));
+    nibbles(bytes(b, 4), codes);
 }
 
 #[inline(always)]
-fn q5_0<const F16C: bool>(b: &[u8; 22], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    let d = f16_at::<F16C>(b, 0);
+fn q5_0<const AVX2: bool>(b: &[u8; 22], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    let d = f16_at::<AVX2>(b, 0);
     (scale[0], min[0]) = (d, -16.0 * d);
-    nibbles_and_fifth_bits(&b[6..], &b[2..6], codes);
+    nibbles_and_fifth_bits::<AVX2>(bytes(b, 6), bytes(b, 2), codes);
 }
 
 #[inline(always)]
-fn q5_1<const F16C: bool>(b: &[u8; 24], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
-    (scale[0], min[0]) = (f16_at::<F16C>(b, 0), f16_at::<F16C>(b, 2));
-    nibbles_and_fifth_bits(&b[8..], &b[4..8], codes);
+fn q5_1<const AVX2: bool>(b: &[u8; 24], codes: &mut [u8; 32], scale: &mut [f32; 1], min: &mut [f32; 1]) {
+    (scale[0], min[0]) = (f16_at::<AVX2>(b, 0), f16_at::<AVX2>(b, 2));
+    nibbles_and_fifth_bits::<AVX2>(bytes(b, 8), bytes(b, 4), codes);
 }
 
 #[inline(always)]
-fn q8_0<const F16C: bool>(b: &[u8; 34], codes: &mut [u8; 32], scale: &mut [f32; 1], _: &mut [f32; 1]) {
-    scale[0] = f16_at::<F16C>(b, 0);
+fn q8_0<const AVX2: bool>(b: &[u8; 34], codes: &mut [u8; 32], scale: &mut [f32; 1], _: &mut [f32; 1]) {
+    scale[0] = f16_at::<AVX2>(b, 0);
     codes.copy_from_slice(&b[2..]);
 }
 
 #[inline(always)]
-fn q2_k<const F16C: bool>(b: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
-    let (d, dmin) = (f16_at::<F16C>(b, 80), f16_at::<F16C>(b, 82));
+fn q2_k<const AVX2: bool>(b: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let (d, dmin) = (f16_at::<AVX2>(b, 80), f16_at::<AVX2>(b, 82));
     for n in 0..16 {
         scales[n] = d * f32::from(b[n] & 15);
         minima[n] = -dmin * f32::from(b[n] >> 4);
@@ -196,8 +222,8 @@ fn q2_k<const F16C: bool>(b: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32
 }
 
 #[inline(always)]
-fn q3_k<const F16C: bool>(b: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
-    let d = f16_at::<F16C>(b, 108);
+fn q3_k<const AVX2: bool>(b: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let d = f16_at::<AVX2>(b, 108);
     for n in 0..16 {
         scales[n] = d * f32::from(q3_scale(&b[96..108], n));
         minima[n] = -4.0 * scales[n];
@@ -215,8 +241,8 @@ fn q3_k<const F16C: bool>(b: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f3
 
 /// Scales and minima of Q4_K and Q5_K.
 #[inline(always)]
-fn k_scales<const F16C: bool>(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
-    let (d, dmin) = (f16_at::<F16C>(b, 0), f16_at::<F16C>(b, 2));
+fn k_scales<const AVX2: bool>(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    let (d, dmin) = (f16_at::<AVX2>(b, 0), f16_at::<AVX2>(b, 2));
     for n in 0..8 {
         let (scale, min) = scale_min(&b[4..16], n);
         scales[n] = d * f32::from(scale);
@@ -225,8 +251,8 @@ fn k_scales<const F16C: bool>(b: &[u8], scales: &mut [f32; 8], minima: &mut [f32
 }
 
 #[inline(always)]
-fn q4_k<const F16C: bool>(b: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
-    k_scales::<F16C>(b, scales, minima);
+fn q4_k<const AVX2: bool>(b: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    k_scales::<AVX2>(b, scales, minima);
     for run in 0..4 {
         for i in [0, 8, 16, 24] {
             let packed = word(b, 16 + run * 32 + i);
@@ -237,8 +263,8 @@ fn q4_k<const F16C: bool>(b: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f3
 }
 
 #[inline(always)]
-fn q5_k<const F16C: bool>(b: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
-    k_scales::<F16C>(b, scales, minima);
+fn q5_k<const AVX2: bool>(b: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], minima: &mut [f32; 8]) {
+    k_scales::<AVX2>(b, scales, minima);
     for run in 0..4 {
         for i in [0, 8, 16, 24] {
             let (packed, high) = (word(b, 48 + run * 32 + i), word(b, 16 + i) >> (2 * run));
@@ -249,8 +275,8 @@ fn q5_k<const F16C: bool>(b: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f3
 }
 
 #[inline(always)]
-fn q6_k<const F16C: bool>(b: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
-    let d = f16_at::<F16C>(b, 208);
+fn q6_k<const AVX2: bool>(b: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16], minima: &mut [f32; 16]) {
+    let d = f16_at::<AVX2>(b, 208);
     for n in 0..16 {
         scales[n] = d * f32::from(b[192 + n] as i8);
         minima[n] = -32.0 * scales[n];
@@ -280,14 +306,15 @@ mod tests {
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(11);
         for ty in WeightType::all() {
             let Some(form) = form(ty) else { continue };
-            let bytes = random_rows(ty, 1, 512, &mut rng);
+            let bytes = random_rows(ty, 2, 256, &mut rng);
             let mut expected = vec![0.0; 512];
             dequantize_row(ty, &bytes, &mut expected).unwrap();
             for isa in Isa::available() {
                 let (mut codes, mut scales, mut minima) =
                     (vec![0; 512], vec![0.0; 512 / form.sub], vec![0.0; 512 / form.sub]);
-                let row = Row { codes: &mut codes, scales: &mut scales, minima: &mut minima };
-                unpack(isa, ty, &bytes, row);
+                let (cols, stride) = (256, 256 / form.sub);
+                let rows = Rows { codes: &mut codes, scales: &mut scales, minima: &mut minima, cols, stride };
+                unpack(isa, ty, &bytes, bytes.len() / 2, rows);
                 for (i, e) in expected.iter().enumerate() {
                     let code = if form.signed { f32::from(codes[i] as i8) } else { f32::from(codes[i]) };
                     assert!(form.signed || codes[i] < 64, "{ty}: a code beyond six bits");
