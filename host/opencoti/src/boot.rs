@@ -270,10 +270,10 @@ fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Re
     Ok(())
 }
 
-/// Sizes of a step. While answers run, prompts get at most a quarter of it, so that a token never waits for a long one.
+/// Sizes of a step. While answers run, prompts get at most an eighth of it, so that a token never waits for a long one.
 fn step_budget(settings: &Settings) -> StepBudget {
     let n_batch = (settings.batch_size as usize).max(settings.parallel as usize + 1);
-    let prefill_chunk = (n_batch / 4).max(1);
+    let prefill_chunk = (n_batch / 8).max(1);
     // Logits of a large vocabulary are large: rows with outputs are bounded.
     let max_outputs = n_batch.min(64).max(settings.parallel as usize + 1);
     StepBudget { n_batch, prefill_chunk, max_outputs }
