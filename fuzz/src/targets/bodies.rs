@@ -9,6 +9,11 @@ pub const CHAT: Target = Target { name: "chat-body", seeds: chat_seeds, run: cha
 /// Bodies of completion requests, native and OpenAI's.
 pub const COMPLETION: Target = Target { name: "completion-body", seeds: completion_seeds, run: completion };
 
+/// Bodies of Anthropic messages requests.
+pub const MESSAGES: Target = Target { name: "messages-body", seeds: messages_seeds, run: messages };
+/// Bodies of OpenAI responses requests.
+pub const RESPONSES: Target = Target { name: "responses-body", seeds: responses_seeds, run: responses };
+
 fn chat_seeds() -> Vec<Vec<u8>> {
     let bodies = [
         r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"stream_options":{"include_usage":true}}"#,
@@ -34,6 +39,35 @@ fn completion_seeds() -> Vec<Vec<u8>> {
     bodies.map(|b| b.as_bytes().to_vec()).to_vec()
 }
 
+fn messages_seeds() -> Vec<Vec<u8>> {
+    let bodies = [
+        r#"{"max_tokens":9,"system":[{"type":"text","text":"be brief"}],"messages":[{"role":"user","content":"hi"}],"stream":true,
+            "stop_sequences":["a"],"temperature":0.5,"top_k":3,"thinking":{"type":"enabled","budget_tokens":5}}"#,
+        r#"{"max_tokens":9,"messages":[{"role":"user","content":[{"type":"text","text":"w?"}]},{"role":"assistant","content":[
+            {"type":"thinking","thinking":"hm","signature":"s"},{"type":"tool_use","id":"t","name":"f","input":{"a":1}}]},
+            {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","is_error":true,"content":[{"type":"text",
+            "text":"1"}]}]}],"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"tool","name":"f",
+            "disable_parallel_tool_use":true}}"#,
+        r#"{"max_tokens":1,"messages":[{"role":"user","content":"x"}],"output_config":{"format":{"type":"json_schema",
+            "schema":{"type":"object"}}},"metadata":{"user_id":"u"}}"#,
+    ];
+    bodies.map(|b| b.as_bytes().to_vec()).to_vec()
+}
+
+fn responses_seeds() -> Vec<Vec<u8>> {
+    let bodies = [
+        r#"{"input":"hi","instructions":"be brief","max_output_tokens":9,"stream":true,"reasoning":{"effort":"none"},
+            "include":["message.output_text.logprobs"],"top_logprobs":3,"metadata":{"a":"b"}}"#,
+        r#"{"input":[{"role":"user","content":[{"type":"input_text","text":"w?"}]},{"type":"reasoning","summary":[],"content":[
+            {"type":"reasoning_text","text":"hm"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{"a":1}"},
+            {"type":"function_call_output","call_id":"c","output":"1"}],"tools":[{"type":"function","name":"f",
+            "parameters":{"type":"object"}}],"tool_choice":{"type":"function","name":"f"},"parallel_tool_calls":false}"#,
+        r#"{"input":"x","text":{"format":{"type":"json_schema","name":"s","schema":{"type":"object"}}},"truncation":"disabled",
+            "tool_choice":{"type":"allowed_tools","mode":"auto","tools":[{"name":"f"}]},"previous_response_id":null}"#,
+    ];
+    bodies.map(|b| b.as_bytes().to_vec()).to_vec()
+}
+
 fn outcome(result: Result<(), ApiError>) -> String {
     result.map_or_else(|e| e.message().to_owned(), |()| "accepted".to_owned())
 }
@@ -44,4 +78,12 @@ fn chat(input: &[u8]) -> String {
 
 fn completion(input: &[u8]) -> String {
     outcome(opencoti_http::parse_completion(input))
+}
+
+fn messages(input: &[u8]) -> String {
+    outcome(opencoti_http::parse_messages(input))
+}
+
+fn responses(input: &[u8]) -> String {
+    outcome(opencoti_http::parse_responses(input))
 }

@@ -15,4 +15,5 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 4] = [gguf::TARGET, state::TARGET, bodies::CHAT, bodies::COMPLETION];
+pub const TARGETS: [Target; 6] =
+    [gguf::TARGET, state::TARGET, bodies::CHAT, bodies::COMPLETION, bodies::MESSAGES, bodies::RESPONSES];

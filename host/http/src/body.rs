@@ -5,7 +5,7 @@ use axum::extract::{FromRequest, Request};
 use futures::StreamExt;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use serde_path_to_error::{Path, Segment};
 
 use crate::error::ApiError;
@@ -100,6 +100,19 @@ fn lookup<'a>(body: &'a Value, path: &Path) -> Option<&'a Value> {
         Segment::Map { key } => value.get(key),
         Segment::Enum { .. } | Segment::Unknown => None,
     })
+}
+
+/// The object that must be at `path`.
+pub(crate) fn object_at<'a>(value: &'a Value, path: &str) -> Result<&'a Map<String, Value>, ApiError> {
+    let problem = || format!("is {}, expected an object", describe(Some(value)));
+    value.as_object().ok_or_else(|| ApiError::field(path, problem()))
+}
+
+/// The string that an object at `path` must have under `key`.
+pub(crate) fn string_at<'a>(object: &'a Map<String, Value>, key: &str, path: &str) -> Result<&'a str, ApiError> {
+    let found = object.get(key);
+    let problem = || format!("is {}, expected a string", describe(found));
+    found.and_then(Value::as_str).ok_or_else(|| ApiError::field(format!("{path}.{key}"), problem()))
 }
 
 /// The JSON kind of a value, with its text where that is short.

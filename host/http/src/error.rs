@@ -1,4 +1,4 @@
-//! The error object of every surface: `{"error": {"code", "message", "type", "param"}}`.
+//! The error object of every surface but Anthropic's: `{"error": {"code", "message", "type", "param"}}`.
 //!
 //! `code` is the HTTP status as an integer, as llama.cpp's clients expect; `param` is the path of the field at fault
 //! or null, as OpenAI's do.
@@ -216,13 +216,15 @@ impl From<QueryRejection> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let retry_after = self.retry_after;
-        let mut response = (self.status, Json(ErrorBody { error: *self.object })).into_response();
+        let mut response = (self.status, Json(self.body())).into_response();
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For surfaces whose errors have another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

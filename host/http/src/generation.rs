@@ -11,6 +11,7 @@ use crate::body::Strict;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::Texts;
+use crate::run::Delivery;
 use crate::sampling::{SamplingFields, at_least, not_negative};
 
 /// Generation, as a request writes it.
@@ -112,12 +113,13 @@ impl GenerationFields {
         self.stream_options.as_ref().and_then(|options| options.0.include_usage).unwrap_or(false)
     }
 
-    /// Silence after which a stream sends a comment.
-    pub(crate) fn ping(&self, config: &ServerConfig) -> Option<Duration> {
-        match self.sse_ping_interval {
+    /// How the answer is to be delivered.
+    pub(crate) fn delivery(&self, config: &ServerConfig) -> Delivery {
+        let ping = match self.sse_ping_interval {
             None => config.ping_interval,
             Some(seconds) => u64::try_from(seconds).ok().map(|seconds| Duration::from_secs(seconds.max(1))),
-        }
+        };
+        Delivery { is_streamed: self.is_streamed(), ping }
     }
 
     /// The bound on generated tokens, `default` where the request says nothing; `None` without one.

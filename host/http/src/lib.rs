@@ -12,8 +12,10 @@
 //! ```
 
 mod answers;
+mod anthropic;
 mod auth;
 mod body;
+mod chat;
 mod config;
 mod cors;
 mod error;
@@ -47,6 +49,22 @@ pub use state::DescribePlugins;
 /// The error that the client would get.
 pub fn parse_chat(body: &[u8]) -> Result<(), ApiError> {
     openai::chat::ChatRequest::parse(body).map(drop)
+}
+
+/// Reads the body of an Anthropic messages request, as far as that needs no model. For fuzzing.
+///
+/// # Errors
+/// The error that the client would get.
+pub fn parse_messages(body: &[u8]) -> Result<(), ApiError> {
+    anthropic::messages::MessagesRequest::parse(body).map(drop)
+}
+
+/// Reads the body of an OpenAI responses request, as far as that needs no model. For fuzzing.
+///
+/// # Errors
+/// The error that the client would get.
+pub fn parse_responses(body: &[u8]) -> Result<(), ApiError> {
+    openai::responses::ResponsesRequest::parse(body).map(drop)
 }
 
 /// Reads the body of a native and of an OpenAI completion, as far as that needs no model. For fuzzing.

@@ -3,7 +3,6 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::Method;
-use utoipa::ToSchema;
 use utoipa::openapi::path::{OperationBuilder, ParameterBuilder, ParameterIn};
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -11,12 +10,13 @@ use utoipa::openapi::security::{
     ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
 };
 use utoipa::openapi::{
-    ComponentsBuilder, Content, HttpMethod, InfoBuilder, OpenApi, OpenApiBuilder, Paths, Ref, Required,
-    ResponseBuilder, Server,
+    ComponentsBuilder, Content, HttpMethod, InfoBuilder, OpenApi, OpenApiBuilder, Paths, RefOr, Required,
+    ResponseBuilder, Schema, Server,
 };
 
+use crate::anthropic::error::AnthropicError;
 use crate::error::ErrorBody;
-use crate::routes::{ROUTES, Route, Schemas};
+use crate::routes::{Family, ROUTES, Route, Schemas, schema};
 use crate::state::App;
 
 /// Handler of the route.
@@ -26,12 +26,16 @@ pub(crate) async fn document(State(app): State<App>) -> Json<OpenApi> {
 
 /// The whole document for a server whose routes begin with `prefix`.
 pub(crate) fn build(prefix: &str) -> OpenApi {
-    let mut schemas: Schemas = vec![(ErrorBody::name().into_owned(), <ErrorBody as utoipa::PartialSchema>::schema())];
-    ErrorBody::schemas(&mut schemas);
+    let mut schemas = Schemas::new();
+    let errors = [schema::<ErrorBody>(&mut schemas), schema::<AnthropicError>(&mut schemas)];
     let mut paths = Paths::new();
     for route in ROUTES {
         for (index, path) in route.paths.iter().enumerate() {
-            paths.add_path_operation(path, vec![method(&route.method)], operation(route, path, index, &mut schemas));
+            paths.add_path_operation(
+                path,
+                vec![method(&route.method)],
+                operation(route, path, index, &errors, &mut schemas),
+            );
         }
     }
     let components = ComponentsBuilder::new()
@@ -52,13 +56,19 @@ fn method(method: &Method) -> HttpMethod {
     if *method == Method::POST { HttpMethod::Post } else { HttpMethod::Get }
 }
 
-fn operation(route: &Route, path: &str, index: usize, schemas: &mut Schemas) -> OperationBuilder {
+fn operation(
+    route: &Route,
+    path: &str,
+    index: usize,
+    [common, anthropic]: &[RefOr<Schema>; 2],
+    schemas: &mut Schemas,
+) -> OperationBuilder {
     let answer = ResponseBuilder::new()
         .description("The answer")
         .content(route.media, Content::new(Some((route.answer)(schemas))));
-    let failure = ResponseBuilder::new()
-        .description("An error")
-        .content("application/json", Content::new(Some(Ref::from_schema_name(ErrorBody::name()))));
+    let error = if route.family == Family::Anthropic { anthropic } else { common };
+    let failure =
+        ResponseBuilder::new().description("An error").content("application/json", Content::new(Some(error.clone())));
     let mut operation = OperationBuilder::new()
         .summary(Some(route.summary))
         .tag(route.family.tag())

@@ -12,9 +12,10 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Ref, RefOr, Schema};
 
+use crate::anthropic::messages;
 use crate::error::ApiError;
 use crate::native::{completion, embedding, props, slots, tokens};
-use crate::openai::{chat, completions, embeddings, models};
+use crate::openai::{chat, completions, embeddings, models, responses};
 use crate::state::App;
 use crate::{auth, health, metrics, openapi, plugins, requests, shutdown, wrap};
 
@@ -23,6 +24,8 @@ use crate::{auth, health, metrics, openapi, plugins, requests, shutdown, wrap};
 pub(crate) enum Family {
     /// OpenAI's shapes.
     OpenAi,
+    /// Anthropic's shapes.
+    Anthropic,
     /// llama.cpp's shapes.
     Native,
     /// State of the server, for those who run it.
@@ -34,6 +37,7 @@ impl Family {
     pub(crate) fn tag(self) -> &'static str {
         match self {
             Family::OpenAi => "openai",
+            Family::Anthropic => "anthropic",
             Family::Native => "native",
             Family::Operations => "operations",
         }
@@ -65,7 +69,7 @@ pub(crate) struct Route {
 }
 
 /// Refers to a type's schema and collects it with all that it refers to.
-fn schema<T: ToSchema>(schemas: &mut Schemas) -> RefOr<Schema> {
+pub(crate) fn schema<T: ToSchema>(schemas: &mut Schemas) -> RefOr<Schema> {
     schemas.push((T::name().into_owned(), T::schema()));
     T::schemas(schemas);
     Ref::from_schema_name(T::name()).into()
@@ -272,6 +276,50 @@ pub(crate) const ROUTES: &[Route] = &[
         handler: || post(chat::apply_template),
     },
     Route {
+        paths: &["/v1/responses", "/responses"],
+        method: Method::POST,
+        public: false,
+        family: Family::OpenAi,
+        summary: "Answers a conversation of items; nothing is stored",
+        body: Some(schema::<responses::ResponsesRequest>),
+        answer: schema::<responses::ResponseAnswer>,
+        media: JSON,
+        handler: || post(responses::responses),
+    },
+    Route {
+        paths: &["/v1/responses/input_tokens", "/responses/input_tokens"],
+        method: Method::POST,
+        public: false,
+        family: Family::OpenAi,
+        summary: "How many tokens the prompt of a conversation of items has",
+        body: Some(schema::<responses::ResponsesRequest>),
+        answer: schema::<responses::InputTokens>,
+        media: JSON,
+        handler: || post(responses::input_tokens),
+    },
+    Route {
+        paths: &["/v1/messages"],
+        method: Method::POST,
+        public: false,
+        family: Family::Anthropic,
+        summary: "Answers a conversation, in Anthropic's shape",
+        body: Some(schema::<messages::MessagesRequest>),
+        answer: schema::<messages::MessageAnswer>,
+        media: JSON,
+        handler: || post(messages::messages),
+    },
+    Route {
+        paths: &["/v1/messages/count_tokens"],
+        method: Method::POST,
+        public: false,
+        family: Family::Anthropic,
+        summary: "How many tokens the prompt of a conversation has; max_tokens is not needed",
+        body: Some(schema::<messages::MessagesRequest>),
+        answer: schema::<messages::TokenCount>,
+        media: JSON,
+        handler: || post(messages::count_tokens),
+    },
+    Route {
         paths: &["/v1/requests/{id}/cancel"],
         method: Method::POST,
         public: false,
@@ -327,6 +375,11 @@ pub(crate) const ROUTES: &[Route] = &[
         handler: || get(openapi::document),
     },
 ];
+
+/// The surface of a route's path; `None` for a path that is no route.
+pub(crate) fn family(path: &str) -> Option<Family> {
+    ROUTES.iter().find(|route| route.paths.contains(&path)).map(|route| route.family)
+}
 
 /// The router with everything around it.
 pub(crate) fn router(app: &App) -> Router {

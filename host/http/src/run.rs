@@ -1,6 +1,7 @@
 //! From prepared requests to answers: starting generations, merging their events, collecting or streaming them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -9,18 +10,20 @@ use axum::response::Response;
 use futures::stream::{self, BoxStream, SelectAll};
 use futures::{FutureExt, StreamExt};
 use opencoti_engine::api::{
-    EngineError, EngineHandle, Event, Finish, GenerateRequest, StopReason, Timings, TokenProbs,
+    EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, StopReason, Timings, TokenProbs,
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
+use crate::body::Input;
+use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::sse;
-use crate::state::{App, HttpId, Registered, Requests};
+use crate::state::{App, HttpId, Ready, Registered, Requests};
 
 /// The generations of one HTTP request. Choices are numbered through: `prompt · n + choice`.
 ///
 /// Dropping it drops every generation's receiver, which frees their slots at the engine's next step.
-pub(crate) struct Running {
+struct Running {
     events: SelectAll<BoxStream<'static, Event>>,
     n_choices: usize,
     done: usize,
@@ -29,7 +32,7 @@ pub(crate) struct Running {
 
 /// What is known before the first result.
 #[derive(Debug, Default)]
-pub(crate) struct Opening {
+struct Opening {
     /// Everything up to the first event that counts as a result, in order.
     events: Vec<Event>,
     /// Admission let the request in although the cache is saturated.
@@ -38,12 +41,7 @@ pub(crate) struct Opening {
 
 impl Running {
     /// Starts one generation a prompt. All have the same number of choices.
-    pub(crate) fn start(
-        app: &App,
-        engine: &EngineHandle,
-        id: &HttpId,
-        requests: Vec<GenerateRequest>,
-    ) -> Result<Self, ApiError> {
+    fn start(app: &App, engine: &EngineHandle, id: &HttpId, requests: Vec<GenerateRequest>) -> Result<Self, ApiError> {
         let mut events = SelectAll::new();
         let mut generations = Vec::with_capacity(requests.len());
         let mut n_choices = 0;
@@ -106,7 +104,7 @@ impl Running {
     }
 
     /// Runs to the end and returns what each choice produced.
-    pub(crate) async fn collect(mut self) -> Result<(Vec<Collected>, bool), ApiError> {
+    async fn collect(mut self) -> Result<(Vec<Collected>, bool), ApiError> {
         let mut choices = vec![Collected::default(); self.n_choices];
         let mut saturated = false;
         while let Some(event) = self.next().await {
@@ -165,8 +163,55 @@ impl Collected {
     }
 }
 
+/// How an answer reaches its client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Delivery {
+    /// As events while it grows.
+    pub(crate) is_streamed: bool,
+    /// Silence after which a stream sends a sign of life.
+    pub(crate) ping: Option<Duration>,
+}
+
+/// How a route shows what its generations produced.
+pub(crate) trait Surface: Sized + Send + 'static {
+    /// Makes the frames of a streamed answer.
+    type Frames: Frames;
+    /// How the answer reaches its client.
+    fn delivery(&self) -> Delivery;
+    /// The whole answer.
+    fn answer(&self, choices: &[Collected]) -> Result<Response, ApiError>;
+    /// The streamed answer.
+    fn frames(self) -> Self::Frames;
+}
+
+/// Makes of a body the generations and how to show them.
+pub(crate) type Prepare<S> = fn(&Arc<EngineInfo>, &ServerConfig, &[u8]) -> Result<(Vec<GenerateRequest>, S), ApiError>;
+
+/// Serves a route that generates.
+pub(crate) async fn serve<S: Surface>(
+    app: &App,
+    ready: &Ready,
+    id: &HttpId,
+    input: Input,
+    prepare: Prepare<S>,
+) -> Result<Response, ApiError> {
+    let (shared, info) = (App::clone(app), Arc::clone(ready.engine.info()));
+    let (requests, surface) = input.compute(move |bytes| prepare(&info, &shared.config, bytes)).await?;
+    let running = Running::start(app, &ready.engine, id, requests)?;
+    let Delivery { is_streamed, ping } = surface.delivery();
+    if is_streamed {
+        return stream(running, surface.frames(), ping).await;
+    }
+    let (choices, saturated) = running.collect().await?;
+    let mut response = surface.answer(&choices)?;
+    mark_saturated(&mut response, saturated);
+    Ok(response)
+}
+
 /// Makes the frames of a stream.
 pub(crate) trait Frames: Send + 'static {
+    /// Sent after a silence.
+    const PING: &'static [u8] = sse::COMMENT;
     /// The frames of one event.
     fn event(&mut self, event: Event, out: &mut VecDeque<Bytes>);
     /// The frames after the last choice is done.
@@ -178,11 +223,7 @@ pub(crate) trait Frames: Send + 'static {
 }
 
 /// Streams a request's events. Fails, with an ordinary status, if the first result is an error.
-pub(crate) async fn stream(
-    mut running: Running,
-    mut frames: impl Frames,
-    ping: Option<Duration>,
-) -> Result<Response, ApiError> {
+async fn stream<F: Frames>(mut running: Running, mut frames: F, ping: Option<Duration>) -> Result<Response, ApiError> {
     let opening = running.open().await?;
     let mut queue = VecDeque::new();
     for event in opening.events {
@@ -190,13 +231,13 @@ pub(crate) async fn stream(
     }
     let state = Streaming { running, frames, queue, ended: false };
     let body = stream::unfold(state, |mut state| async move { state.next().await.map(|frame| (frame, state)) });
-    let mut response = sse::response(body, ping);
+    let mut response = sse::response(body, ping, F::PING);
     mark_saturated(&mut response, opening.saturated);
     Ok(response)
 }
 
 /// Adds the warning header of a request that was let in although the cache is saturated.
-pub(crate) fn mark_saturated(response: &mut Response, saturated: bool) {
+fn mark_saturated(response: &mut Response, saturated: bool) {
     if saturated {
         response.headers_mut().insert("x-kv-pool-saturated", HeaderValue::from_static("1"));
     }

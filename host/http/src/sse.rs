@@ -12,11 +12,19 @@ use serde::Serialize;
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// A comment, so that proxies and clients see life.
-const PING: &[u8] = b":\n\n";
+pub(crate) const COMMENT: &[u8] = b":\n\n";
 
 /// One `data:` event. JSON text has no raw newline, so one line carries it.
 pub(crate) fn data(value: &impl Serialize) -> Bytes {
-    let mut frame = b"data: ".to_vec();
+    framed(b"data: ".to_vec(), value)
+}
+
+/// One event with a name.
+pub(crate) fn event(name: &str, value: &impl Serialize) -> Bytes {
+    framed(format!("event: {name}\ndata: ").into_bytes(), value)
+}
+
+fn framed(mut frame: Vec<u8>, value: &impl Serialize) -> Bytes {
     if let Err(error) = serde_json::to_writer(&mut frame, value) {
         // Our own types fail only where a map has keys that are no strings, and none has.
         tracing::error!(%error, "an event could not be written");
@@ -25,11 +33,15 @@ pub(crate) fn data(value: &impl Serialize) -> Bytes {
     Bytes::from(frame)
 }
 
-/// A response that sends the frames as they come and a comment after each `ping` of silence.
+/// A response that sends the frames as they come and a `sign` of life after each `ping` of silence.
 ///
 /// When the client goes away the body is dropped and `frames` with it.
-pub(crate) fn response(frames: impl Stream<Item = Bytes> + Send + 'static, ping: Option<Duration>) -> Response {
-    let body = Body::from_stream(with_pings(frames.boxed(), ping).map(Ok::<_, std::convert::Infallible>));
+pub(crate) fn response(
+    frames: impl Stream<Item = Bytes> + Send + 'static,
+    ping: Option<Duration>,
+    sign: &'static [u8],
+) -> Response {
+    let body = Body::from_stream(with_pings(frames.boxed(), ping, sign).map(Ok::<_, std::convert::Infallible>));
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -41,12 +53,13 @@ pub(crate) fn response(frames: impl Stream<Item = Bytes> + Send + 'static, ping:
 fn with_pings(
     frames: stream::BoxStream<'static, Bytes>,
     ping: Option<Duration>,
+    sign: &'static [u8],
 ) -> impl Stream<Item = Bytes> + Send + 'static {
     stream::unfold(frames, move |mut frames| async move {
         let next = match ping {
             Some(silence) => match tokio::time::timeout(silence, frames.next()).await {
                 Ok(next) => next,
-                Err(_) => Some(Bytes::from_static(PING)),
+                Err(_) => Some(Bytes::from_static(sign)),
             },
             None => frames.next().await,
         };
@@ -70,7 +83,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             Bytes::from(format!("{seconds};"))
         });
-        let all: Vec<Bytes> = with_pings(frames.boxed(), Some(Duration::from_secs(30))).collect().await;
+        let all: Vec<Bytes> = with_pings(frames.boxed(), Some(Duration::from_secs(30)), COMMENT).collect().await;
         let text: String = all.iter().map(|frame| String::from_utf8_lossy(frame).into_owned()).collect();
         assert_eq!(text, "1;:\n\n:\n\n70;0;");
     }

@@ -18,7 +18,7 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::Prompts;
 use crate::generation::{GenerationFields, n_probs};
-use crate::run::{self, Collected, Frames, Running};
+use crate::run::{self, Collected, Delivery, Frames, Surface};
 use crate::sampling::{SamplingFields, SamplingSettings};
 use crate::sse;
 use crate::state::{App, HttpId, Ready};
@@ -77,8 +77,7 @@ struct Context {
     /// Per prompt: its text and number of tokens.
     prompts: Vec<(String, u32)>,
     settings: Settings,
-    ping: Option<std::time::Duration>,
-    stream: bool,
+    delivery: Delivery,
 }
 
 /// `generation_settings`.
@@ -160,8 +159,7 @@ fn prepare(
         response_fields: own.response_fields.unwrap_or_default(),
         prompts: encoded.iter().map(|tokens| (shown(info, tokens), tokens.len() as u32)).collect(),
         settings: Settings::new(info, &generation, &template),
-        ping: generation.ping(config),
-        stream: generation.is_streamed(),
+        delivery: generation.delivery(config),
     };
     let requests = encoded.into_iter().map(|prompt| GenerateRequest { prompt, ..template.clone() }).collect();
     Ok((requests, context))
@@ -179,23 +177,7 @@ pub(crate) async fn completion(
     id: HttpId,
     input: Input,
 ) -> Result<Response, ApiError> {
-    let shared = Arc::clone(&app);
-    let info = Arc::clone(ready.engine.info());
-    let (requests, context) = input.compute(move |bytes| prepare(&info, &shared.config, bytes)).await?;
-    let running = Running::start(&app, &ready.engine, &id, requests)?;
-    if context.stream {
-        let ping = context.ping;
-        return run::stream(running, Stream { context, states: Vec::new() }, ping).await;
-    }
-    let (choices, saturated) = running.collect().await?;
-    let mut answers: Vec<Value> =
-        choices.iter().enumerate().map(|(index, choice)| context.answer(index, choice)).collect::<Result<_, _>>()?;
-    let mut response = match answers.len() {
-        1 => Json(answers.swap_remove(0)).into_response(),
-        _ => Json(answers).into_response(),
-    };
-    run::mark_saturated(&mut response, saturated);
-    Ok(response)
+    run::serve(&app, &ready, &id, input, prepare).await
 }
 
 /// The answer, and the last event of a stream.
@@ -244,7 +226,7 @@ impl Context {
         self.prompts.get(index / self.n.max(1)).cloned().unwrap_or_default()
     }
 
-    fn answer(&self, index: usize, choice: &Collected) -> Result<Value, ApiError> {
+    fn one(&self, index: usize, choice: &Collected) -> Result<Value, ApiError> {
         let Some(finish) = &choice.finish else {
             return Err(ApiError::internal("the engine ended a choice without its result"));
         };
@@ -284,6 +266,27 @@ impl Context {
         };
         let answer = serde_json::to_value(answer).unwrap_or_default();
         if self.response_fields.is_empty() { answer } else { select(&answer, &self.response_fields) }
+    }
+}
+
+impl Surface for Context {
+    type Frames = Stream;
+
+    fn delivery(&self) -> Delivery {
+        self.delivery
+    }
+
+    fn answer(&self, choices: &[Collected]) -> Result<Response, ApiError> {
+        let answers = choices.iter().enumerate().map(|(index, choice)| self.one(index, choice));
+        let mut answers: Vec<Value> = answers.collect::<Result<_, _>>()?;
+        Ok(match answers.len() {
+            1 => Json(answers.swap_remove(0)).into_response(),
+            _ => Json(answers).into_response(),
+        })
+    }
+
+    fn frames(self) -> Stream {
+        Stream { context: self, states: Vec::new() }
     }
 }
 

@@ -4,30 +4,26 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use opencoti_engine::api::{EngineInfo, GenerateRequest};
-use opencoti_model::chat::{
-    self, ChatError, Ending, Message, MessageError, OutputFormat, parse_messages, parse_tool_choice, parse_tools,
-};
-use opencoti_model::tokenizer::EncodeOptions;
+use opencoti_model::chat::{Ending, parse_messages, parse_tool_choice, parse_tools};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use time::OffsetDateTime;
 use utoipa::ToSchema;
 
 pub(crate) use super::chat_answer::ChatAnswer;
-use super::chat_answer::{Context, Stream, ThoughtStyle};
-use super::chat_constraint::{self, ResponseFormat, Tools, is_special};
+use super::chat_answer::{Context, ThoughtStyle};
 use crate::answers::{new_id, now};
 use crate::body::{self, Input, Strict};
+use crate::chat::constraint::{self, ResponseFormat, Tools};
+use crate::chat::{Asked, Conversation, Prepared, in_message};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::generation::{GenerationFields, n_probs};
 use crate::native::completion::Settings;
-use crate::run::{self, Running};
+use crate::run;
 use crate::sampling::SamplingFields;
 use crate::state::{App, HttpId, Ready};
-use crate::text;
 
 /// Most alternatives that OpenAI's `top_logprobs` may ask for, and what it is where a request says nothing.
 const TOP_LOGPROBS: usize = 20;
@@ -106,14 +102,7 @@ pub(crate) struct ChatRequest {
     sampling: SamplingFields,
     #[schema(ignore)]
     conversation: Conversation,
-}
-
-/// The checked conversation of a request.
-struct Conversation {
-    messages: Vec<Message>,
-    tools: Tools,
-    ending: Ending,
-    kwargs: Map<String, Value>,
+    #[schema(ignore)]
     thought_style: ThoughtStyle,
 }
 
@@ -124,12 +113,9 @@ impl ChatRequest {
         let own: ChatFields = body::fields(&body)?;
         let generation: GenerationFields = body::fields(&body)?;
         let conversation = own.conversation(generation.thinks()?)?;
-        Ok(ChatRequest { own, generation, sampling: body::fields(&body)?, conversation })
+        let thought_style = ThoughtStyle::parse(own.reasoning_format.as_deref())?;
+        Ok(ChatRequest { own, generation, sampling: body::fields(&body)?, conversation, thought_style })
     }
-}
-
-fn in_message(error: MessageError) -> ApiError {
-    ApiError::field(error.path, error.problem)
 }
 
 impl ChatFields {
@@ -149,8 +135,8 @@ impl ChatFields {
         if !thinks {
             kwargs.insert("enable_thinking".to_owned(), false.into());
         }
-        let thought_style = ThoughtStyle::parse(self.reasoning_format.as_deref())?;
-        Ok(Conversation { messages, tools, ending: ending.map_err(in_message)?, kwargs, thought_style })
+        let ending = ending.map_err(in_message)?;
+        Ok(Conversation { messages, tools, ending, kwargs, field: "messages" })
     }
 
     /// How many alternatives are reported with each token; `None` without log-probabilities.
@@ -168,51 +154,22 @@ impl ChatFields {
     }
 }
 
-impl Conversation {
-    fn render(&self, info: &EngineInfo) -> Result<chat::Rendered, ApiError> {
-        let request = chat::ChatRequest {
-            messages: &self.messages,
-            tools: self.tools.shown(),
-            ending: self.ending,
-            kwargs: &self.kwargs,
-            now: OffsetDateTime::now_utc(),
-        };
-        info.template.render(request).map_err(|error| match error {
-            ChatError::Request(error) => in_message(error),
-            other => ApiError::field("messages", format!("can't be rendered: {other}")),
-        })
-    }
-}
-
 fn prepare(
     info: &Arc<EngineInfo>,
     config: &ServerConfig,
     bytes: &[u8],
-) -> Result<(GenerateRequest, Context), ApiError> {
-    let ChatRequest { own, generation, sampling, conversation } = ChatRequest::parse(bytes)?;
-    let tools = &conversation.tools;
-    let form = chat_constraint::form(&generation, own.response_format.as_ref().map(|format| &format.0), tools)?;
-    let rendered = conversation.render(info)?;
-    let output = if form.is_some() && !tools.are_usable() {
-        // The constraint holds from the first token, so there is neither a thought nor a call.
-        OutputFormat::default()
-    } else {
-        conversation.thought_style.output(rendered.output)
+) -> Result<(Vec<GenerateRequest>, Context), ApiError> {
+    let ChatRequest { own, generation, sampling, conversation, thought_style } = ChatRequest::parse(bytes)?;
+    let format = own.response_format.as_ref().map(|format| format.0.constraint()).transpose()?.flatten();
+    let top_logprobs = own.top_logprobs(info.tokenizer.n_vocab())?;
+    let asked = Asked {
+        generation: &generation,
+        sampling: &sampling,
+        form: constraint::form(&generation, format, &conversation.tools)?,
+        top_logprobs,
+        separates_thoughts: thought_style != ThoughtStyle::Content,
     };
-    let constrained = chat_constraint::constraint(form, tools, info, rendered.output)?;
-    let top = own.top_logprobs(info.tokenizer.n_vocab())?;
-    // The engine reports a token's own probability only together with at least one alternative.
-    let wanted = top.map_or(0, |top| top.max(1));
-    let mut request = generation.request(info, config, &sampling, wanted, constrained)?;
-    request.sampling.post_sampling_probs = false;
-    let shows_markers = tools.are_usable() && is_special(info, "<tool_call>");
-    let shows_thoughts = (output.thoughts || output.in_thought) && is_special(info, "</think>");
-    request.render_special = shows_markers || shows_thoughts;
-    let options = EncodeOptions { add_special: true, parse_special: true };
-    request.prompt = text::encode(info, &rendered.prompt, options, "messages")?;
-    if request.prompt.is_empty() {
-        return Err(ApiError::field("messages", "become an empty prompt by this model's template"));
-    }
+    let Prepared { request, output, prompt } = conversation.prepare(info, config, asked)?;
     let verbose = generation.verbose.unwrap_or(false);
     let context = Context {
         id: new_id("chatcmpl-"),
@@ -220,31 +177,19 @@ fn prepare(
         model: own.model.unwrap_or_else(|| info.model_alias.clone()),
         build: config.build.clone(),
         output,
-        thought_style: conversation.thought_style,
-        top_logprobs: top,
+        thought_style,
+        top_logprobs,
         include_usage: generation.includes_usage(),
         timings_per_token: generation.timings_per_token.unwrap_or(false),
-        verbose: verbose.then(|| (rendered.prompt, Settings::new(info, &generation, &request))),
-        stream: generation.is_streamed(),
-        ping: generation.ping(config),
+        verbose: verbose.then(|| (prompt, Settings::new(info, &generation, &request))),
+        delivery: generation.delivery(config),
     };
-    Ok((request, context))
+    Ok((vec![request], context))
 }
 
 /// Handler of `POST /v1/chat/completions`.
 pub(crate) async fn chat(State(app): State<App>, ready: Ready, id: HttpId, input: Input) -> Result<Response, ApiError> {
-    let shared = Arc::clone(&app);
-    let info = Arc::clone(ready.engine.info());
-    let (request, context) = input.compute(move |bytes| prepare(&info, &shared.config, bytes)).await?;
-    let running = Running::start(&app, &ready.engine, &id, vec![request])?;
-    if context.stream {
-        let ping = context.ping;
-        return run::stream(running, Stream::new(context), ping).await;
-    }
-    let (choices, saturated) = running.collect().await?;
-    let mut response = Json(context.answer(&choices)).into_response();
-    run::mark_saturated(&mut response, saturated);
-    Ok(response)
+    run::serve(&app, &ready, &id, input, prepare).await
 }
 
 /// The answer of `POST /apply-template`.

@@ -1,19 +1,21 @@
-//! Answers of the chat route, whole and streamed. Both read the model's text by the same [`Reader`].
+//! Answers of the chat route, whole and streamed. Both read the model's text by the same [`Deltas`].
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
+use axum::Json;
 use axum::body::Bytes;
+use axum::response::{IntoResponse, Response};
 use opencoti_engine::api::{Event, Finish, StopReason, Timings, TokenProbs};
-use opencoti_model::chat::{OutputEvent, OutputFormat, OutputParser};
+use opencoti_model::chat::{OutputEvent, OutputFormat};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use crate::answers::{Probabilities, ProgressBody, TimingsBody, Usage, new_id, probabilities, usage};
+use crate::answers::{Probabilities, ProgressBody, TimingsBody, Usage, probabilities, usage};
+use crate::chat::reader::Reader;
 use crate::error::ApiError;
 use crate::native::completion::Settings;
-use crate::run::{self, Collected, Frames};
+use crate::run::{self, Collected, Delivery, Frames, Surface};
 use crate::sse;
 
 /// Where thoughts go.
@@ -40,14 +42,6 @@ impl ThoughtStyle {
             }
         }
     }
-
-    /// What to look for in the output.
-    pub(crate) fn output(self, format: OutputFormat) -> OutputFormat {
-        match self {
-            Self::Content => OutputFormat { thoughts: false, in_thought: false, ..format },
-            Self::Reasoning | Self::Both => format,
-        }
-    }
 }
 
 /// What the answers repeat of the request.
@@ -64,8 +58,7 @@ pub(crate) struct Context {
     pub(crate) timings_per_token: bool,
     /// The prompt and the settings, to show in `__verbose`.
     pub(crate) verbose: Option<(String, Settings)>,
-    pub(crate) stream: bool,
-    pub(crate) ping: Option<Duration>,
+    pub(crate) delivery: Delivery,
 }
 
 /// A part of a message, as a stream sends it.
@@ -116,38 +109,27 @@ impl Delta {
     }
 }
 
-/// Reads the text of one choice: thoughts, content and tool calls.
-struct Reader {
-    parser: OutputParser,
+/// Reads the text of one choice into deltas.
+struct Deltas {
+    reader: Reader,
     style: ThoughtStyle,
     /// The last part was a thought whose closing tag the content still lacks (`deepseek-legacy`).
     open_thought: bool,
-    reasoning_tokens: u32,
 }
 
-impl Reader {
+impl Deltas {
     fn new(context: &Context) -> Self {
-        let id_prefix: String = new_id("call_").chars().take(29).collect();
-        Reader {
-            parser: OutputParser::new(context.output, id_prefix),
-            style: context.thought_style,
-            open_thought: false,
-            reasoning_tokens: 0,
-        }
+        Deltas { reader: Reader::new(context.output, "call_"), style: context.thought_style, open_thought: false }
     }
 
     /// Takes the next text, which came with so many tokens.
     fn push(&mut self, text: &str, n_tokens: u32) -> Vec<Delta> {
-        let events = self.parser.push(text);
-        let is_thought = |event: &OutputEvent| matches!(event, OutputEvent::Reasoning(_));
-        if !events.is_empty() && events.iter().all(is_thought) {
-            self.reasoning_tokens += n_tokens;
-        }
+        let events = self.reader.push(text, n_tokens);
         self.deltas(events)
     }
 
     fn finish(&mut self) -> Vec<Delta> {
-        let events = self.parser.finish();
+        let events = self.reader.finish();
         self.deltas(events)
     }
 
@@ -185,7 +167,7 @@ impl Reader {
     fn finish_reason(&self, reason: &StopReason) -> &'static str {
         match reason {
             StopReason::Limit | StopReason::None => "length",
-            StopReason::Eos | StopReason::Word(_) if self.parser.tool_calls() > 0 => "tool_calls",
+            StopReason::Eos | StopReason::Word(_) if self.reader.tool_calls() > 0 => "tool_calls",
             StopReason::Eos | StopReason::Word(_) => "stop",
         }
     }
@@ -295,21 +277,20 @@ impl Context {
         }))
     }
 
-    /// The whole answer.
-    pub(crate) fn answer(&self, collected: &[Collected]) -> ChatAnswer {
+    fn whole(&self, collected: &[Collected]) -> ChatAnswer {
         let mut reasoning_tokens = 0;
         let choices = collected.iter().enumerate().map(|(index, choice)| {
-            let mut reader = Reader::new(self);
+            let mut deltas = Deltas::new(self);
             let mut message = AnswerMessage { role: "assistant", ..AnswerMessage::default() };
             for (text, n_tokens) in &choice.pieces {
-                reader.push(text, *n_tokens).into_iter().for_each(|delta| message.add(delta));
+                deltas.push(text, *n_tokens).into_iter().for_each(|delta| message.add(delta));
             }
-            reader.finish().into_iter().for_each(|delta| message.add(delta));
+            deltas.finish().into_iter().for_each(|delta| message.add(delta));
             if message.tool_calls.is_empty() {
                 message.content.get_or_insert_default();
             }
-            reasoning_tokens += reader.reasoning_tokens;
-            let finish_reason = reader.finish_reason(choice.reason());
+            reasoning_tokens += deltas.reader.reasoning_tokens();
+            let finish_reason = deltas.finish_reason(choice.reason());
             Choice { index, message, logprobs: self.logprobs(&choice.probs), finish_reason }
         });
         let choices = choices.collect();
@@ -329,6 +310,22 @@ impl Context {
             timings: timings.first().map(Into::into),
             verbose,
         }
+    }
+}
+
+impl Surface for Context {
+    type Frames = Stream;
+
+    fn delivery(&self) -> Delivery {
+        self.delivery
+    }
+
+    fn answer(&self, choices: &[Collected]) -> Result<Response, ApiError> {
+        Ok(Json(self.whole(choices)).into_response())
+    }
+
+    fn frames(self) -> Stream {
+        Stream { context: self, states: Vec::new() }
     }
 }
 
@@ -364,7 +361,7 @@ pub(crate) struct ChunkChoice {
 }
 
 struct ChoiceState {
-    reader: Reader,
+    deltas: Deltas,
     opened: bool,
     /// Probabilities of tokens whose text was not sent yet.
     pending: Vec<TokenProbs>,
@@ -380,10 +377,6 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(context: Context) -> Self {
-        Stream { context, states: Vec::new() }
-    }
-
     fn chunk(&self, choices: Vec<ChunkChoice>) -> ChatChunk {
         ChatChunk {
             id: self.context.id.clone(),
@@ -401,9 +394,9 @@ impl Stream {
 
     fn state(&mut self, index: usize) -> &mut ChoiceState {
         while self.states.len() <= index {
-            let reader = Reader::new(&self.context);
+            let deltas = Deltas::new(&self.context);
             let (pending, timings, seen) = (Vec::new(), Timings::default(), Default::default());
-            self.states.push(ChoiceState { reader, opened: false, pending, timings, seen });
+            self.states.push(ChoiceState { deltas, opened: false, pending, timings, seen });
         }
         &mut self.states[index]
     }
@@ -436,8 +429,8 @@ impl Stream {
     fn done(&mut self, index: usize, finish: Finish, out: &mut VecDeque<Bytes>) {
         let state = self.state(index);
         state.timings = finish.timings.clone();
-        let rest = state.reader.finish();
-        let finish_reason = Some(state.reader.finish_reason(&finish.reason));
+        let rest = state.deltas.finish();
+        let finish_reason = Some(state.deltas.finish_reason(&finish.reason));
         let seen = std::mem::take(&mut state.seen);
         self.send(index, rest, out);
         let logprobs = self.take_logprobs(index);
@@ -467,12 +460,12 @@ impl Frames for Stream {
                 let state = self.state(index);
                 state.timings = timings;
                 state.pending.extend(probs);
-                let deltas = state.reader.push(&text, tokens.len() as u32);
+                let parts = state.deltas.push(&text, tokens.len() as u32);
                 if keeps_text {
                     state.seen.0.push_str(&text);
                     state.seen.1.extend(tokens);
                 }
-                self.send(index, deltas, out);
+                self.send(index, parts, out);
             }
             Event::Done(finish) => {
                 self.open(index, out);
@@ -485,7 +478,7 @@ impl Frames for Stream {
         if self.context.include_usage {
             let timings: Vec<Timings> = self.states.iter().map(|state| state.timings.clone()).collect();
             let mut total = usage(&timings, timings.len());
-            total.set_reasoning(self.states.iter().map(|state| state.reader.reasoning_tokens).sum());
+            total.set_reasoning(self.states.iter().map(|state| state.deltas.reader.reasoning_tokens()).sum());
             out.push_back(sse::data(&ChatChunk { usage: Some(Some(total)), ..self.chunk(Vec::new()) }));
         }
         out.push_back(Bytes::from_static(sse::DONE));

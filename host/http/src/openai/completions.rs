@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
@@ -19,7 +18,7 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::{Piece, Prompt, Prompts};
 use crate::generation::{GenerationFields, n_probs};
-use crate::run::{self, Collected, Frames, Running};
+use crate::run::{self, Collected, Delivery, Frames, Surface};
 use crate::sampling::SamplingFields;
 use crate::sse;
 use crate::state::{App, HttpId, Ready};
@@ -99,8 +98,7 @@ struct Context {
     logprobs: Option<usize>,
     include_usage: bool,
     timings_per_token: bool,
-    stream: bool,
-    ping: Option<Duration>,
+    delivery: Delivery,
 }
 
 /// A prompt, as `echo` returns it.
@@ -140,8 +138,7 @@ fn prepare(
         logprobs,
         include_usage: generation.includes_usage(),
         timings_per_token: generation.timings_per_token.unwrap_or(false),
-        stream: generation.is_streamed(),
-        ping: generation.ping(config),
+        delivery: generation.delivery(config),
     };
     let requests = encoded.into_iter().map(|prompt| GenerateRequest { prompt, ..template.clone() }).collect();
     Ok((requests, context))
@@ -166,18 +163,7 @@ pub(crate) async fn completions(
     id: HttpId,
     input: Input,
 ) -> Result<Response, ApiError> {
-    let shared = Arc::clone(&app);
-    let info = Arc::clone(ready.engine.info());
-    let (requests, context) = input.compute(move |bytes| prepare(&info, &shared.config, bytes)).await?;
-    let running = Running::start(&app, &ready.engine, &id, requests)?;
-    if context.stream {
-        let ping = context.ping;
-        return run::stream(running, Stream { context, states: Vec::new() }, ping).await;
-    }
-    let (choices, saturated) = running.collect().await?;
-    let mut response = Json(context.answer(&choices)).into_response();
-    run::mark_saturated(&mut response, saturated);
-    Ok(response)
+    run::serve(&app, &ready, &id, input, prepare).await
 }
 
 /// The answer, and each chunk of a stream.
@@ -280,7 +266,7 @@ impl Context {
         }
     }
 
-    fn answer(&self, choices: &[Collected]) -> CompletionsAnswer {
+    fn whole(&self, choices: &[Collected]) -> CompletionsAnswer {
         let timings: Vec<Timings> = choices.iter().map(Collected::timings).collect();
         let choices = choices.iter().enumerate().map(|(index, choice)| {
             let (mut writer, mut lists) = (LogprobsWriter::default(), LegacyLogprobs::default());
@@ -309,6 +295,22 @@ impl Context {
             usage: self.include_usage.then_some(None),
             timings: None,
         }
+    }
+}
+
+impl Surface for Context {
+    type Frames = Stream;
+
+    fn delivery(&self) -> Delivery {
+        self.delivery
+    }
+
+    fn answer(&self, choices: &[Collected]) -> Result<Response, ApiError> {
+        Ok(Json(self.whole(choices)).into_response())
+    }
+
+    fn frames(self) -> Stream {
+        Stream { context: self, states: Vec::new() }
     }
 }
 

@@ -44,6 +44,14 @@ impl Log {
         self.requests.lock().expect("the log").last().cloned().expect("a request reached the engine")
     }
 
+    /// The text of the last request's prompt, without the beginning token.
+    pub(crate) fn last_prompt(&self) -> String {
+        let prompt = self.last().prompt;
+        let text = String::from_utf8(tokenizer().decode(&prompt[1..], true)).expect("a prompt is text");
+        // The vocabulary has bytes only, so the spelling of spaces stays.
+        text.replace('▁', " ")
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.requests.lock().expect("the log").len()
     }
@@ -383,6 +391,14 @@ impl TestServer {
         assert_eq!(response.headers()["x-accel-buffering"], "no");
         parse_events(&response.text().await.expect("a whole stream"))
     }
+
+    /// The named events of a stream that must succeed.
+    pub(crate) async fn named_events(&self, path: &str, body: Value) -> Vec<Value> {
+        let response = self.post(path, body).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        parse_named_events(&response.text().await.expect("a whole stream"))
+    }
 }
 
 /// Takes a stream apart.
@@ -392,6 +408,21 @@ pub(crate) fn parse_events(text: &str) -> Vec<Value> {
         .map(|event| {
             let data = event.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?} is no data event"));
             if data == "[DONE]" { json!("[DONE]") } else { serde_json::from_str(data).expect("an event is JSON") }
+        })
+        .collect()
+}
+
+/// Takes a stream of named events apart; a name and its data's `type` must be the same.
+pub(crate) fn parse_named_events(text: &str) -> Vec<Value> {
+    let events = text.split("\n\n").filter(|event| !event.is_empty() && !event.starts_with(':'));
+    events
+        .map(|event| {
+            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("{event:?} has one line"));
+            let name = name.strip_prefix("event: ").unwrap_or_else(|| panic!("{event:?} has no name"));
+            let data = data.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?} has no data"));
+            let data: Value = serde_json::from_str(data).expect("an event is JSON");
+            assert_eq!(data["type"], name, "{event}");
+            data
         })
         .collect()
 }

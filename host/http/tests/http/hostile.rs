@@ -5,15 +5,19 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Request;
 use opencoti_engine::api::StopReason;
-use opencoti_http::{Server, parse_chat, parse_completion};
+use opencoti_http::{Server, parse_chat, parse_completion, parse_messages, parse_responses};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tower::ServiceExt;
 
 use crate::fake::{config, engine, info, plugins, says};
 
-const ROUTES: [&str; 10] = [
+const ROUTES: [&str; 14] = [
     "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/completions",
     "/completion",
     "/v1/embeddings",
@@ -25,7 +29,7 @@ const ROUTES: [&str; 10] = [
     "/slots/0?action=save",
 ];
 
-const FIELDS: [&str; 62] = [
+const FIELDS: [&str; 75] = [
     "messages",
     "prompt",
     "input",
@@ -88,6 +92,19 @@ const FIELDS: [&str; 62] = [
     "backend_sampling",
     "n_indent",
     "role",
+    "system",
+    "stop_sequences",
+    "thinking",
+    "output_config",
+    "metadata",
+    "instructions",
+    "text",
+    "reasoning",
+    "include",
+    "max_output_tokens",
+    "truncation",
+    "background",
+    "previous_response_id",
 ];
 
 /// Values as clients send them by mistake.
@@ -120,12 +137,77 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Blocks of messages and items of an input, nearly right.
+fn typed() -> impl Strategy<Value = Value> {
+    let kinds = [
+        "text",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "image",
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+        "input_text",
+        "output_text",
+        "refusal",
+        "item_reference",
+    ];
+    let keys = [
+        "text",
+        "thinking",
+        "id",
+        "name",
+        "input",
+        "tool_use_id",
+        "content",
+        "is_error",
+        "call_id",
+        "arguments",
+        "output",
+        "summary",
+        "role",
+        "refusal",
+    ];
+    let right = [
+        json!("x"),
+        json!("t1"),
+        json!("{}"),
+        json!({}),
+        json!([]),
+        json!(true),
+        json!("user"),
+        json!("assistant"),
+        json!([{"type": "text", "text": "x"}]),
+        json!([{"type": "input_text", "text": "x"}]),
+    ];
+    let value = prop_oneof![4 => prop::sample::select(right.to_vec()), 1 => value()];
+    let fields = prop::collection::vec((prop::sample::select(keys.to_vec()), value), 0..8);
+    (prop::sample::select(kinds.to_vec()), fields).prop_map(|(kind, fields)| {
+        let fields = fields.into_iter().map(|(key, value)| (key.to_owned(), value));
+        fields.chain([("type".to_owned(), kind.into())]).collect::<Map<_, _>>().into()
+    })
+}
+
+/// Conversations of typed blocks, as messages and as an input.
+fn conversation() -> impl Strategy<Value = Value> {
+    let roles = prop::sample::select(vec!["user", "assistant", "system", "robot"]);
+    let message = (roles, prop::collection::vec(typed(), 0..4));
+    let message = message.prop_map(|(role, content)| json!({"role": role, "content": content}));
+    let messages = prop::collection::vec(message, 0..4);
+    (messages, prop::collection::vec(typed(), 0..6))
+        .prop_map(|(messages, input)| json!({"messages": messages, "input": input, "max_tokens": 5}))
+}
+
 /// Bodies that are right but for a few fields.
 fn body() -> impl Strategy<Value = Value> {
     let fields = prop::collection::vec((prop::sample::select(&FIELDS[..]), value()), 0..5);
     fields.prop_map(|fields| {
         let mut body = json!({
-            "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "tokens": [5], "filename": "a"});
+            "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "tokens": [5], "filename": "a",
+            "max_tokens": 5});
         for (name, value) in fields {
             body[name] = value;
         }
@@ -141,7 +223,10 @@ fn status(runtime: &tokio::runtime::Runtime, router: &axum::Router, path: &str, 
         let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body");
         if status >= 400 {
             let error: Value = serde_json::from_slice(&bytes).expect("errors are JSON");
-            assert_eq!(error["error"]["code"], status, "{error}");
+            match path.starts_with("/v1/messages") {
+                true => assert_eq!(error["type"], "error", "{error}"),
+                false => assert_eq!(error["error"]["code"], status, "{error}"),
+            }
         }
         status
     })
@@ -168,6 +253,16 @@ fn no_body_makes_the_server_fail() {
 }
 
 #[test]
+fn no_conversation_of_blocks_makes_the_server_fail() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let router = router(&runtime);
+    proptest!(ProptestConfig::with_cases(1500), |(route in prop::sample::select(&ROUTES[1..5]), body in conversation())| {
+        let status = status(&runtime, &router, route, body.to_string().into_bytes());
+        prop_assert!(status < 500, "{route} {body} gave {status}");
+    });
+}
+
+#[test]
 fn no_bytes_make_the_server_fail() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let router = router(&runtime);
@@ -184,16 +279,22 @@ proptest! {
         for bytes in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
             let _ = parse_chat(bytes);
             let _ = parse_completion(bytes);
+            let _ = parse_messages(bytes);
+            let _ = parse_responses(bytes);
         }
     }
 }
 
 #[test]
 fn deep_nesting_is_a_client_error() {
-    let deep = ["{\"messages\":", &"[".repeat(100_000)].concat();
-    let error = parse_chat(deep.as_bytes()).expect_err("too deep");
-    assert_eq!(error.status(), 400);
-    assert!(error.message().contains("recursion limit"), "{}", error.message());
+    let read = |field: &str, body: &[u8]| if field == "input" { parse_responses(body) } else { parse_messages(body) };
+    for (field, chat) in [("messages", true), ("messages", false), ("input", false)] {
+        let deep = ["{\"", field, "\":", &"[".repeat(100_000)].concat();
+        let outcome = if chat { parse_chat(deep.as_bytes()) } else { read(field, deep.as_bytes()) };
+        let error = outcome.expect_err("too deep");
+        assert_eq!(error.status(), 400);
+        assert!(error.message().contains("recursion limit"), "{}", error.message());
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod embeddings;
 mod fake;
 mod hostile;
 mod lifecycle;
+mod messages;
 mod operations;
+mod responses;
 mod streaming;
 mod tools;

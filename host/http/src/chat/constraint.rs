@@ -1,4 +1,5 @@
-//! What holds a chat's output to a form: `response_format`, `json_schema`, `grammar`, or the tools.
+//! What holds a chat's output to a form: the format that the surface's own field asks for, `json_schema`, `grammar`, or
+//! the tools.
 
 use opencoti_engine::api::{Constraint, EngineInfo};
 use opencoti_engine::constraint;
@@ -36,14 +37,13 @@ pub(crate) struct NamedSchema {
 }
 
 impl ResponseFormat {
-    fn constraint(&self) -> Result<Option<Constrained>, ApiError> {
+    /// The constraint it asks for; `None` for free text.
+    pub(crate) fn constraint(&self) -> Result<Option<Constrained>, ApiError> {
         match self.kind.as_deref() {
             Some("text") => Ok(None),
             Some("json_object") => match &self.schema {
                 Some(schema) => json_schema(schema, "response_format.schema").map(Some),
-                None => {
-                    Ok(Some(Constrained { constraint: Constraint::JsonObject, field: "response_format".to_owned() }))
-                }
+                None => Ok(Some(json_object("response_format"))),
             },
             Some("json_schema") => {
                 let schema = self.json_schema.as_ref().and_then(|named| named.0.schema.as_ref());
@@ -62,7 +62,13 @@ impl ResponseFormat {
     }
 }
 
-fn json_schema(schema: &Value, path: &str) -> Result<Constrained, ApiError> {
+/// The constraint to any JSON object, which `field` asks for.
+pub(crate) fn json_object(field: &str) -> Constrained {
+    Constrained { constraint: Constraint::JsonObject, field: field.to_owned() }
+}
+
+/// The constraint of a schema that `path` holds.
+pub(crate) fn json_schema(schema: &Value, path: &str) -> Result<Constrained, ApiError> {
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         return Err(ApiError::field(path, format!("is {}, expected a JSON schema object", describe(Some(schema)))));
     }
@@ -114,10 +120,9 @@ pub(crate) fn is_special(info: &EngineInfo, marker: &str) -> bool {
 /// answer of a model that calls none.
 pub(crate) fn form(
     generation: &GenerationFields,
-    format: Option<&ResponseFormat>,
+    format: Option<Constrained>,
     tools: &Tools,
 ) -> Result<Option<Constrained>, ApiError> {
-    let format = format.map_or(Ok(None), ResponseFormat::constraint)?;
     let schema = generation.json_schema.as_ref().map(|schema| json_schema(schema, "json_schema")).transpose()?;
     let mut given = [format, schema, generation.grammar()].into_iter().flatten();
     let Some(first) = given.next() else { return Ok(None) };
