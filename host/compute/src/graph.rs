@@ -22,6 +22,10 @@ pub struct RopeId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct KvLayerId(pub u32);
 
+/// Index of a recurrent layer among [`Graph::state_layers`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct StateLayerId(pub u32);
+
 /// A weight by its name in the model file and the shape the graph needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WeightDecl {
@@ -92,6 +96,22 @@ pub struct KvGeometry {
     pub window: Option<usize>,
 }
 
+/// What a sequence keeps of one recurrent layer, in f32 words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct StateGeometry {
+    /// The newest inputs of a short convolution.
+    pub conv: usize,
+    /// The recurrent state itself.
+    pub recurrent: usize,
+}
+
+impl StateGeometry {
+    /// Words of the layer in a plane.
+    pub fn words(self) -> usize {
+        self.conv + self.recurrent
+    }
+}
+
 /// One operation. `out` is always a new value.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Op {
@@ -145,6 +165,8 @@ pub struct Graph {
     pub ropes: Vec<Rope>,
     /// Attention layers in the order of their ids.
     pub kv_layers: Vec<KvGeometry>,
+    /// Recurrent layers in the order of their ids.
+    pub state_layers: Vec<StateGeometry>,
     /// Last hidden state of the output rows, after the final norm.
     pub hidden: Option<Value>,
     /// Logits of the output rows.
@@ -155,6 +177,16 @@ impl Graph {
     /// Width of a value.
     pub fn width(&self, value: Value) -> usize {
         self.widths[value.0 as usize]
+    }
+
+    /// Words of a state plane: what a sequence keeps of all recurrent layers; 0 for a model without any.
+    pub fn state_words(&self) -> usize {
+        self.state_layers.iter().map(|layer| layer.words()).sum()
+    }
+
+    /// Where a layer's words begin in a plane: layers lie in order, each with its convolution's part first.
+    pub fn state_offset(&self, layer: StateLayerId) -> usize {
+        self.state_layers[..layer.0 as usize].iter().map(|layer| layer.words()).sum()
     }
 
     /// The cache groups: layers by geometry, in order of first appearance.
@@ -216,6 +248,12 @@ impl GraphBuilder {
     pub fn kv_layer(&mut self, geometry: KvGeometry) -> KvLayerId {
         self.graph.kv_layers.push(geometry);
         KvLayerId(self.graph.kv_layers.len() as u32 - 1)
+    }
+
+    /// Adds a recurrent layer's state.
+    pub fn state_layer(&mut self, geometry: StateGeometry) -> StateLayerId {
+        self.graph.state_layers.push(geometry);
+        StateLayerId(self.graph.state_layers.len() as u32 - 1)
     }
 
     fn value(&mut self, width: usize) -> Value {
@@ -380,6 +418,14 @@ mod tests {
         assert_eq!(groups.len(), 2);
         assert_eq!(groups[0].layers, [KvLayerId(0), KvLayerId(1), KvLayerId(3)]);
         assert_eq!(groups[1].layers, [KvLayerId(2)]);
+    }
+
+    #[test]
+    fn a_state_plane_holds_the_layers_in_order() {
+        let mut b = GraphBuilder::new();
+        b.state_layer(StateGeometry { conv: 3, recurrent: 4 });
+        let second = b.state_layer(StateGeometry { conv: 2, recurrent: 0 });
+        assert_eq!((b.graph.state_offset(second), b.graph.state_words()), (7, 9));
     }
 
     #[test]

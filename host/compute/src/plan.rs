@@ -3,6 +3,10 @@
 //! The cache builds a plan, an executor runs it. A segment says which rows of the batch read which run of pages, under
 //! which mask, at which query position. Partial results of one row over several segments merge exactly by
 //! log-sum-exp, so how a cache is cut into segments never changes the result beyond float tolerance.
+//!
+//! Recurrent layers keep a state of fixed size a sequence. It lives in planes, each the state of all such layers after some
+//! token. Like pages, planes never change once written: a step begins with one plane and writes others, so that going back
+//! to a token, sharing and copying are matters of which plane is named.
 
 use std::fmt;
 use std::ops::Range;
@@ -186,6 +190,55 @@ impl StoreView {
     }
 }
 
+/// Planes of recurrent state, as an executor sees them.
+#[derive(Clone)]
+pub struct StateView {
+    /// Plane 0.
+    pub base: NonNull<f32>,
+    /// f32 words of a plane.
+    pub plane_words: usize,
+    /// Planes.
+    pub n_planes: usize,
+}
+
+// SAFETY: a view describes memory that the cache owns and keeps in place; a plane that a step writes is read by no run of the
+// same step, which `Step::check` makes sure of.
+unsafe impl Send for StateView {}
+// SAFETY: as above.
+unsafe impl Sync for StateView {}
+
+impl StateView {
+    /// First word of a plane.
+    ///
+    /// # Safety
+    /// `plane < n_planes`.
+    pub unsafe fn plane(&self, plane: u32) -> *mut f32 {
+        debug_assert!((plane as usize) < self.n_planes);
+        // SAFETY: inside the store's memory by the caller's promise.
+        unsafe { self.base.as_ptr().add(plane as usize * self.plane_words) }
+    }
+}
+
+/// A plane that a run writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StateWrite {
+    /// Rows of the run that the state has seen, at least 1.
+    pub after: u32,
+    /// Where it is written.
+    pub plane: u32,
+}
+
+/// How one sequence's rows pass through the recurrent layers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StateRun {
+    /// Rows of the batch, in order of position.
+    pub rows: Range<u32>,
+    /// The state before the first row; `None` at the beginning of a sequence (all zeros).
+    pub from: Option<u32>,
+    /// Where states are kept, ascending by `after`.
+    pub to: Vec<StateWrite>,
+}
+
 /// Everything one execution of the graph needs.
 #[derive(Clone, Default)]
 pub struct Step {
@@ -199,6 +252,10 @@ pub struct Step {
     pub groups: Vec<GroupPlan>,
     /// The stores the plans refer to.
     pub stores: Vec<StoreView>,
+    /// For a model with recurrent layers: runs that cover every row once, in order.
+    pub state_runs: Vec<StateRun>,
+    /// The planes the runs refer to.
+    pub states: Option<StateView>,
 }
 
 impl fmt::Display for PageSpan {
@@ -263,6 +320,17 @@ impl fmt::Display for GroupPlan {
     }
 }
 
+impl fmt::Display for StateRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "state rows {}..{} from ", self.rows.start, self.rows.end)?;
+        match self.from {
+            Some(plane) => write!(f, "s{plane}")?,
+            None => write!(f, "zero")?,
+        }
+        self.to.iter().try_for_each(|to| write!(f, " +{}: s{}", to.after, to.plane))
+    }
+}
+
 /// Ways in which a plan can contradict itself or its stores.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PlanError {
@@ -287,6 +355,16 @@ pub enum PlanError {
         found: usize,
         /// How many there must be.
         expected: usize,
+    },
+    /// The runs through the recurrent layers contradict the step or one another.
+    #[error("the run of states over rows {start}..{end} {what}")]
+    State {
+        /// First row.
+        start: u32,
+        /// One past the last row.
+        end: u32,
+        /// What is wrong with it.
+        what: &'static str,
     },
 }
 
@@ -340,11 +418,77 @@ impl Step {
                 }
             }
         }
+        self.check_states()?;
         match self.outputs.last() {
             Some(&last) if last as usize >= rows => {
                 Err(PlanError::OutOfRange { group: 0, what: "output row", found: last.into(), limit: rows as u64 })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Runs cover the rows in order, planes exist, and no plane that is written is written twice or read.
+    fn check_states(&self) -> Result<(), PlanError> {
+        let planes = self.states.as_ref().map_or(0, |states| states.n_planes as u64);
+        let mut written: Vec<u32> = self.state_runs.iter().flat_map(|run| run.to.iter().map(|to| to.plane)).collect();
+        written.sort_unstable();
+        let twice = written.windows(2).any(|pair| pair[0] == pair[1]);
+        let mut next = 0;
+        for run in &self.state_runs {
+            let (start, end) = (run.rows.start, run.rows.end);
+            let error = |what| Err(PlanError::State { start, end, what });
+            if start != next || end <= start || end as usize > self.tokens.len() {
+                return error("does not go on where the one before it ends");
+            }
+            if run.from.iter().chain(run.to.iter().map(|to| &to.plane)).any(|&plane| u64::from(plane) >= planes) {
+                return error("names a plane that does not exist");
+            }
+            if twice || run.from.is_some_and(|plane| written.binary_search(&plane).is_ok()) {
+                return error("reads or writes a plane that the step writes");
+            }
+            let ascending = run.to.windows(2).all(|pair| pair[0].after < pair[1].after);
+            if !ascending || run.to.iter().any(|to| to.after == 0 || to.after > end - start) {
+                return error("keeps states after rows that it does not have, or out of order");
+            }
+            next = end;
+        }
+        match self.state_runs.is_empty() || next as usize == self.tokens.len() {
+            true => Ok(()),
+            false => {
+                Err(PlanError::Count { what: "rows with a state", found: next as usize, expected: self.tokens.len() })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(runs: Vec<StateRun>) -> Step {
+        let states = StateView { base: NonNull::dangling(), plane_words: 1, n_planes: 4 };
+        Step { tokens: vec![0; 3], positions: vec![0; 3], state_runs: runs, states: Some(states), ..Step::default() }
+    }
+
+    fn run(rows: Range<u32>, from: Option<u32>, to: &[(u32, u32)]) -> StateRun {
+        StateRun { rows, from, to: to.iter().map(|&(after, plane)| StateWrite { after, plane }).collect() }
+    }
+
+    #[test]
+    fn runs_of_states_cover_the_rows_and_write_planes_that_nobody_reads() {
+        assert_eq!(step(vec![run(0..1, Some(0), &[(1, 1)]), run(1..3, None, &[(1, 2), (2, 3)])]).check(0), Ok(()));
+        for (wrong, what) in [
+            (vec![run(0..2, None, &[])], "rows with a state"),
+            (vec![run(1..3, None, &[])], "does not go on"),
+            (vec![run(0..3, Some(4), &[])], "does not exist"),
+            (vec![run(0..3, Some(1), &[(3, 1)])], "reads or writes"),
+            (vec![run(0..1, None, &[(1, 1)]), run(1..3, None, &[(2, 1)])], "reads or writes"),
+            (vec![run(0..1, None, &[(1, 1)]), run(1..3, Some(1), &[(2, 2)])], "reads or writes"),
+            (vec![run(0..3, None, &[(4, 0)])], "rows that it does not have"),
+            (vec![run(0..3, None, &[(2, 0), (1, 1)])], "out of order"),
+        ] {
+            let error = step(wrong).check(0).expect_err(what).to_string();
+            assert!(error.contains(what), "{error}");
         }
     }
 }

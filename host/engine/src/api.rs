@@ -397,6 +397,8 @@ pub struct EngineInfo {
     pub max_queue: u32,
     /// Pooling of embeddings where a request says nothing.
     pub pooling: Pooling,
+    /// Blocks of the model that run twice; `None` if none do.
+    pub repeat_layers: Option<String>,
 }
 
 /// What goes to the engine thread.

@@ -121,6 +121,7 @@ fn info(model: &Model) -> EngineInfo {
         n_ctx: N_CTX as u32,
         n_slots: N_SLOTS as u32,
         kv_codecs: ("f16".to_owned(), "f16".to_owned()),
+        repeat_layers: None,
         residency_policy: None,
         tokenizer: Arc::clone(&model.tokenizer),
         template: Arc::new(ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap()),
@@ -138,7 +139,7 @@ fn engine(name: &str, capacity: usize) -> (EngineHandle, JoinHandle<()>) {
 }
 
 fn engine_with(name: &str, capacity: usize, codecs: &CodecPlugin) -> (EngineHandle, JoinHandle<()>) {
-    let model = Model::load(&fixture(&format!("{name}.gguf")), |_| {}).unwrap();
+    let model = Model::load(&fixture(&format!("{name}.gguf"))).unwrap();
     let cache = Cache::new(CacheConfig {
         groups: groups(&model, codecs),
         capacity_tokens: capacity,

@@ -94,7 +94,7 @@ fn main() -> Result<()> {
         None => vec![0, 2048],
     };
 
-    let model = Model::load(path.as_ref(), |_| {})?;
+    let model = Model::load(path.as_ref())?;
     let capacity = depths.iter().max().unwrap_or(&0) + prompt.max(DECODED) + STEP;
     let mut bench = Bench::new(&model, threads, capacity)?;
     bench.speed(0, prompt.max(1), STEP)?;

@@ -22,7 +22,7 @@ fn main() -> Result<()> {
     let codec = rest.first().map_or("f16", String::as_str);
     let step: usize = rest.get(1).map_or(Ok(512), |n| n.parse()).context("ROWS is a number")?;
     let tokens: Vec<u32> = serde_json::from_slice(&std::fs::read(tokens)?)?;
-    let model = Model::load(model.as_ref(), |_| {})?;
+    let model = Model::load(model.as_ref())?;
 
     let plugin = CodecPlugin::new(Instance::create(opencoti_kv_scalar::root(), "{}", Arc::new(NoSink))?)?;
     let open = |side, dim| plugin.open(codec, "{}", side, dim);

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::gguf::{GgufError, strip_trailing_ones};
+use crate::layer_plan::RepeatLayersError;
 use crate::tokenizer::TokenizerError;
 
 /// Why a model could not be loaded. Every message is one sentence that names the file and the key or tensor.
@@ -52,6 +53,14 @@ pub enum ModelError {
         found: Dims,
         /// What the hyperparameters ask for.
         expected: Dims,
+    },
+    /// The blocks to repeat do not suit the model.
+    #[error("{file}: blocks can't be repeated as asked: {source}")]
+    RepeatLayers {
+        /// File name.
+        file: String,
+        /// What is wrong with the plan.
+        source: RepeatLayersError,
     },
     /// The file's vocabulary contradicts itself or is of an unknown kind.
     #[error("{file}: {source}")]

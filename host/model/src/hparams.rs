@@ -7,6 +7,7 @@ use opencoti_compute::graph::RopeScaling;
 
 use crate::error::ModelError;
 use crate::gguf::{GgufFile, Metadata, Value};
+use crate::layer_plan::{Pass, RepeatLayers};
 
 /// Base of rope frequencies when a file does not say.
 const DEFAULT_ROPE_BASE: f32 = 10_000.0;
@@ -48,6 +49,8 @@ pub struct HParams {
     pub final_softcap: Option<f32>,
     /// Experts of the feed-forward; 0 for a dense model.
     pub expert_count: usize,
+    /// Blocks that run twice.
+    pub repeat: RepeatLayers,
 }
 
 /// What may differ between layers.
@@ -126,7 +129,14 @@ impl HParams {
             attention_softcap: keys.number("attn_logit_softcapping")?,
             final_softcap: keys.number("final_logit_softcapping")?,
             expert_count: keys.size("expert_count")?.unwrap_or(0),
+            repeat: RepeatLayers::default(),
         })
+    }
+
+    /// The runs of stored blocks, in order. What is a matter of weights, of the kind of layer and of its sizes goes by
+    /// [`Pass::block`]; keys, values and states belong to the pass.
+    pub fn passes(&self) -> impl Iterator<Item = Pass> + use<> {
+        self.repeat.passes(self.block_count)
     }
 }
 

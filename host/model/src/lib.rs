@@ -7,6 +7,7 @@ mod error;
 mod file_type;
 pub mod gguf;
 pub mod hparams;
+pub mod layer_plan;
 mod model;
 pub mod tokenizer;
 mod tokenizer_keys;
@@ -14,4 +15,4 @@ mod weights;
 
 pub use error::{Dims, ModelError};
 pub use file_type::FileType;
-pub use model::{ChatTemplates, LoadStage, Model, Sizes};
+pub use model::{ChatTemplates, LoadOptions, LoadStage, Model, Sizes};

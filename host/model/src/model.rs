@@ -12,6 +12,7 @@ use crate::error::ModelError;
 use crate::file_type::FileType;
 use crate::gguf::GgufFile;
 use crate::hparams::HParams;
+use crate::layer_plan::{RepeatLayers, RepeatLayersError};
 use crate::tokenizer::Tokenizer;
 use crate::{tokenizer_keys, weights};
 
@@ -71,18 +72,37 @@ pub enum LoadStage {
     Done,
 }
 
+/// How a model is loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Blocks that run twice.
+    pub repeat_layers: RepeatLayers,
+}
+
 impl Model {
-    /// Loads a model from one file or from any part of a split one. Tensor data stays on disk until it is used; `progress` is
-    /// called at the start of each stage.
+    /// Loads a model from one file or from any part of a split one. Tensor data stays on disk until it is used.
     ///
     /// # Errors
     /// See [`ModelError`].
-    pub fn load(path: &Path, mut progress: impl FnMut(LoadStage)) -> Result<Model, ModelError> {
+    pub fn load(path: &Path) -> Result<Model, ModelError> {
+        Model::load_with(path, &LoadOptions::default(), |_| {})
+    }
+
+    /// As [`load`](Self::load), with options; `progress` is called at the start of each stage.
+    ///
+    /// # Errors
+    /// See [`ModelError`]; also when the options do not suit the model.
+    pub fn load_with(
+        path: &Path,
+        options: &LoadOptions,
+        mut progress: impl FnMut(LoadStage),
+    ) -> Result<Model, ModelError> {
         progress(LoadStage::Reading);
         let file = GgufFile::open(path)?;
         progress(LoadStage::Building);
         let architecture = Architecture::of(&file)?;
-        let hparams = HParams::read(&file, architecture.name)?;
+        let mut hparams = HParams::read(&file, architecture.name)?;
+        hparams.repeat = repeated(&file, architecture, &hparams, &options.repeat_layers)?;
         let model = Model::build(file, architecture, hparams)?;
         model.file.read_ahead();
         progress(LoadStage::Done);
@@ -118,6 +138,23 @@ impl fmt::Debug for Model {
             .field("hparams", hparams)
             .field("sizes", sizes)
             .finish_non_exhaustive()
+    }
+}
+
+/// The plan, if it suits the model.
+fn repeated(
+    file: &GgufFile,
+    architecture: &'static Architecture,
+    hparams: &HParams,
+    plan: &RepeatLayers,
+) -> Result<RepeatLayers, ModelError> {
+    let checked = match plan.is_empty() || architecture.repeats {
+        true => plan.check(hparams.block_count),
+        false => Err(RepeatLayersError::Architecture { architecture: architecture.name }),
+    };
+    match checked {
+        Ok(()) => Ok(plan.clone()),
+        Err(source) => Err(ModelError::RepeatLayers { file: file.name().to_owned(), source }),
     }
 }
 

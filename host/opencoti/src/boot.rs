@@ -11,10 +11,9 @@ use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling};
 use opencoti_engine::engine::{EngineConfig, EngineParts, spawn};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::{StepBudget, vocab::Vocab};
-use opencoti_kv::{Cache, CacheConfig};
-use opencoti_model::Model;
+use opencoti_kv::{Cache, CacheConfig, GroupConfig};
 use opencoti_model::chat::{ChatTemplate, default_template};
-use opencoti_model::tokenizer::Tokenizer;
+use opencoti_model::{LoadOptions, Model};
 use opencoti_plugin_api::residency::{self, EVENT_START, GroupState};
 use opencoti_registry::Registry;
 
@@ -27,7 +26,6 @@ const DEFAULT_CTX: u32 = 8192;
 /// A model with everything around it, ready to start.
 pub struct Prepared {
     model: Model,
-    tokenizer: Arc<Tokenizer>,
     template: Arc<ChatTemplate>,
     cache: CacheConfig,
     /// What people should know.
@@ -60,24 +58,43 @@ impl std::fmt::Display for Summary {
 /// Loads and checks everything but the memory.
 pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f32)) -> Result<Prepared> {
     let path = settings.model.as_deref().context("no model is set; give `--model FILE` or `model.path`")?;
-    let model = load_model(path, progress)?;
-    let tokenizer = Arc::clone(&model.tokenizer);
-    let (template, template_source) = template(settings, &model, &tokenizer)?;
+    let options = LoadOptions { repeat_layers: settings.repeat_layers.clone() };
+    let model = load_model(path, &options, progress)?;
+    let (template, template_source) = template(settings, &model)?;
     let n_ctx = context(settings, &model)?;
     let cache = cache_config(settings, registry, &model, n_ctx)?;
 
-    let mut summary = Summary::default();
     let name = model.name.clone().unwrap_or_else(|| file_stem(path));
+    let mut prepared = Prepared {
+        model,
+        template: Arc::new(template),
+        cache,
+        summary: Summary::default(),
+        n_ctx,
+        name,
+        template_source,
+        budget: step_budget(settings),
+    };
+    prepared.summary = summary(&prepared, settings, registry);
+    Ok(prepared)
+}
+
+/// What is said at the start.
+fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Summary {
+    let Prepared { model, cache, n_ctx, name, .. } = prepared;
+    let mut summary = Summary::default();
+    let sizes = &model.sizes;
     summary.add(
         "model",
         format!(
             "{name} ({}, {}, {:.1} M weights, {})",
             model.architecture,
-            model.sizes.file_type,
-            model.sizes.parameters as f64 / 1e6,
-            memory::show(model.sizes.tensor_bytes as f64)
+            sizes.file_type,
+            sizes.parameters as f64 / 1e6,
+            memory::show(sizes.tensor_bytes as f64)
         ),
     );
+    add_repeated_layers(&mut summary, model);
     summary.add(
         "context",
         format!(
@@ -86,61 +103,58 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
         ),
     );
     for group in &cache.groups {
-        let window = group.geometry.window.map_or(String::new(), |w| format!(", window {w}"));
-        summary.add(
-            "cache",
-            format!(
-                "{}: {} layers{window}, K {}, V {}, {} a token",
-                group.name,
-                group.n_layers,
-                kv::codec_label(&group.k),
-                kv::codec_label(&group.v),
-                memory::show(kv::bytes_per_token(group))
-            ),
-        );
-        for codec in [&group.k, &group.v] {
-            if codec.cpu_tiles().is_none() {
-                summary.add(
-                    "slower",
-                    format!("codec {} has no CPU tiles; its tiles are decoded before they are read", codec.name()),
-                );
-            }
-        }
+        add_cache_group(&mut summary, group);
     }
-    let residency = match registry.residency() {
-        Some(policy) => policy.instance().name().to_owned(),
-        None => "none listed: every page stays resident, unchecked".to_owned(),
-    };
-    summary.add("residency", residency);
-    let admission = match registry.admission() {
-        Some(policy) => policy.instance().name().to_owned(),
-        None => "none listed: the built-in rule decides".to_owned(),
-    };
-    summary.add("admission", admission);
-    summary.add("chat template", template_source.clone());
+    let residency = registry.residency().map(|policy| policy.instance().name().to_owned());
+    summary
+        .add("residency", residency.unwrap_or_else(|| "none listed: every page stays resident, unchecked".to_owned()));
+    let admission = registry.admission().map(|policy| policy.instance().name().to_owned());
+    summary.add("admission", admission.unwrap_or_else(|| "none listed: the built-in rule decides".to_owned()));
+    summary.add("chat template", prepared.template_source.clone());
     summary.add("threads", threads(settings).to_string());
-    let template = Arc::new(template);
-    Ok(Prepared {
-        model,
-        tokenizer,
-        template,
-        cache,
-        summary,
-        n_ctx,
-        name,
-        template_source,
-        budget: step_budget(settings),
-    })
+    summary
 }
 
-fn load_model(path: &Path, mut progress: impl FnMut(f32)) -> Result<Model> {
+/// Blocks that run twice, with a warning about those that rarely do good.
+fn add_repeated_layers(summary: &mut Summary, model: &Model) {
+    let (plan, blocks) = (&model.hparams.repeat, model.hparams.block_count);
+    if plan.is_empty() {
+        return;
+    }
+    summary.add("layers", format!("{} from {blocks} blocks; {plan} run twice", model.hparams.passes().count()));
+    let outer = plan.at_the_boundary(blocks);
+    if !outer.is_empty() {
+        summary.add("warning", format!("repeating {outer} touches the first or last blocks, which rarely does good"));
+    }
+}
+
+fn add_cache_group(summary: &mut Summary, group: &GroupConfig) {
+    let window = group.geometry.window.map_or(String::new(), |w| format!(", window {w}"));
+    summary.add(
+        "cache",
+        format!(
+            "{}: {} layers{window}, K {}, V {}, {} a token",
+            group.name,
+            group.n_layers,
+            kv::codec_label(&group.k),
+            kv::codec_label(&group.v),
+            memory::show(kv::bytes_per_token(group))
+        ),
+    );
+    for codec in [&group.k, &group.v].into_iter().filter(|codec| codec.cpu_tiles().is_none()) {
+        let text = format!("codec {} has no CPU tiles; its tiles are decoded before they are read", codec.name());
+        summary.add("slower", text);
+    }
+}
+
+fn load_model(path: &Path, options: &LoadOptions, mut progress: impl FnMut(f32)) -> Result<Model> {
     use opencoti_model::LoadStage;
     let stage = |stage| match stage {
         LoadStage::Reading => 0.1,
         LoadStage::Building => 0.3,
         LoadStage::Done => 0.6,
     };
-    Ok(Model::load(path, |s| progress(stage(s)))?)
+    Ok(Model::load_with(path, options, |s| progress(stage(s)))?)
 }
 
 fn file_stem(path: &Path) -> String {
@@ -148,7 +162,8 @@ fn file_stem(path: &Path) -> String {
 }
 
 /// The template and where it comes from.
-fn template(settings: &Settings, model: &Model, tokenizer: &Tokenizer) -> Result<(ChatTemplate, String)> {
+fn template(settings: &Settings, model: &Model) -> Result<(ChatTemplate, String)> {
+    let tokenizer = &*model.tokenizer;
     let token = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or("").to_owned();
     let (bos, eos) = (token(tokenizer.bos()), token(tokenizer.eos()));
     let (source, origin) = if let Some(file) = &settings.chat_template_file {
@@ -308,7 +323,7 @@ impl Prepared {
             },
             cache: Cache::new(self.cache)?,
             runner: Box::new(executor),
-            vocab: Arc::new(Vocab::from(self.tokenizer.as_ref())),
+            vocab: Arc::new(Vocab::from(self.model.tokenizer.as_ref())),
             model: fingerprint::of(&self.model, &self.name),
             admission: registry.admission().map(|p| Box::new(p.clone()) as Box<dyn AdmissionDecider>),
         };
@@ -340,7 +355,7 @@ impl Prepared {
             n_slots: settings.parallel,
             kv_codecs: codecs.unwrap_or_default(),
             residency_policy: registry.residency().map(|policy| policy.instance().name().to_owned()),
-            tokenizer: Arc::clone(&self.tokenizer),
+            tokenizer: Arc::clone(&model.tokenizer),
             template: Arc::clone(&self.template),
             template_source: self.template_source.clone(),
             default_sampling: SamplingParams {
@@ -355,6 +370,7 @@ impl Prepared {
             default_n_predict: u32::try_from(settings.n_predict).ok(),
             max_queue: settings.max_queue,
             pooling,
+            repeat_layers: Some(&model.hparams.repeat).filter(|plan| !plan.is_empty()).map(ToString::to_string),
         }
     }
 }

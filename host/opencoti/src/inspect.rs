@@ -22,7 +22,7 @@ struct Cost {
 
 /// Inspects a model file. Codecs come from the plugins the settings load.
 pub fn model(settings: &Settings, file: &Path, as_json: bool) -> Result<()> {
-    let model = Model::load(file, |_| {})?;
+    let model = Model::load(file)?;
     let registry = plugins::load(settings)?;
     let costs = costs(&model, &registry);
     if as_json {

@@ -92,6 +92,8 @@ pub struct Settings {
     pub alias: Option<String>,
     /// Template in place of the file's.
     pub chat_template_file: Option<PathBuf>,
+    /// Blocks that run twice.
+    pub repeat_layers: RepeatLayers,
     /// Context of a sequence; 0 for the model's.
     pub ctx_size: u32,
     /// Bound on generated tokens where a request sets none; negative for none.
@@ -193,6 +195,7 @@ impl Default for Settings {
             model: None,
             alias: None,
             chat_template_file: None,
+            repeat_layers: RepeatLayers::default(),
             ctx_size: 0,
             n_predict: 0,
             parallel: 0,

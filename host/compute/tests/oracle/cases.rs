@@ -107,8 +107,7 @@ impl Case {
         let n_heads = geometry.n_kv_heads * heads;
         let n = positions.len();
         let (dk, dv) = (geometry.k_head_dim, geometry.v_head_dim);
-        let step =
-            Step { tokens: vec![0; n], positions, outputs: vec![], groups: vec![GroupPlan::default()], stores: vec![] };
+        let step = Step { tokens: vec![0; n], positions, groups: vec![GroupPlan::default()], ..Step::default() };
         Case {
             graph: graph(geometry, n_heads),
             geometry,

@@ -100,6 +100,8 @@ pub(crate) struct Extras {
     kv_reuse: KvReuse,
     /// Most requests that may wait.
     max_queue: u32,
+    /// Blocks of the model that run twice; null if none do.
+    repeat_layers: Option<String>,
 }
 
 /// The KV cache.
@@ -228,6 +230,7 @@ pub(crate) async fn get(State(app): State<App>, ready: Ready) -> Result<Json<Pro
             kv: Kv { cache_type_k: info.kv_codecs.0.clone(), cache_type_v: info.kv_codecs.1.clone(), effective },
             kv_reuse: KvReuse { n_parallel: info.n_slots, kv_unified: true },
             max_queue: info.max_queue,
+            repeat_layers: info.repeat_layers.clone(),
         },
     }))
 }

@@ -122,6 +122,7 @@ pub(crate) fn info() -> EngineInfo {
         n_ctx: 512,
         n_slots: 4,
         kv_codecs: ("q8_0".to_owned(), "q5_1".to_owned()),
+        repeat_layers: None,
         residency_policy: Some("residency-resident".to_owned()),
         tokenizer: Arc::new(tokenizer()),
         template: Arc::new(ChatTemplate::new(TEMPLATE, "<s>", "</s>").expect("the test template")),

@@ -8,6 +8,7 @@ use opencoti_compute::quant::WeightType;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
 use crate::hparams::{HParams, HeadParams, LayerParams};
+use crate::layer_plan::Pass;
 use crate::weights::find_weight;
 
 /// A [`GraphBuilder`] that knows the file: each weight is looked up and its shape checked before it enters the graph.
@@ -101,14 +102,8 @@ impl<'a> ArchBuilder<'a> {
     }
 
     /// Goes on with the output rows alone behind the last attention: nothing later reads other rows.
-    pub(super) fn select_outputs_in_last_block(
-        &mut self,
-        l: usize,
-        hparams: &HParams,
-        attended: Value,
-        x: Value,
-    ) -> (Value, Value) {
-        match l + 1 == hparams.block_count {
+    pub(super) fn select_outputs_in_last_pass(&mut self, pass: Pass, attended: Value, x: Value) -> (Value, Value) {
+        match pass.last {
             true => (self.graph.select_outputs(attended), self.graph.select_outputs(x)),
             false => (attended, x),
         }

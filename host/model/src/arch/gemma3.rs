@@ -10,6 +10,7 @@ use super::builder::ArchBuilder;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
 use crate::hparams::{HParams, HeadParams, SlidingPattern};
+use crate::layer_plan::Pass;
 
 /// Layers of which the last is global, when the file does not say.
 const DEFAULT_PERIOD: usize = 6;
@@ -38,14 +39,15 @@ pub(super) fn build(file: &GgufFile, hp: &HParams) -> Result<Graph, ModelError> 
     };
     let pattern = hp.sliding_pattern.clone().unwrap_or(SlidingPattern::Period(DEFAULT_PERIOD));
     let mut x = b.graph.embed(table, (hp.embedding_length as f32).sqrt());
-    for l in 0..hp.block_count {
-        let kind = if hp.sliding_window.is_some() && pattern.is_sliding(l) { sliding } else { global };
-        x = block(&mut b, hp, l, x, kind)?;
+    for pass in hp.passes() {
+        let kind = if hp.sliding_window.is_some() && pattern.is_sliding(pass.block) { sliding } else { global };
+        x = block(&mut b, hp, pass, x, kind)?;
     }
     b.finish(x, table, hp)
 }
 
-fn block(b: &mut ArchBuilder<'_>, hp: &HParams, l: usize, x: Value, kind: Kind) -> Result<Value, ModelError> {
+fn block(b: &mut ArchBuilder<'_>, hp: &HParams, pass: Pass, x: Value, kind: Kind) -> Result<Value, ModelError> {
+    let l = pass.block;
     let (e, eps, layer, head) = (hp.embedding_length, hp.rms_eps, hp.layers[l], kind.head);
     let norm = b.vector(&format!("blk.{l}.attn_norm.weight"), e)?;
     let a = b.graph.rms_norm(x, norm, eps);
@@ -64,7 +66,7 @@ fn block(b: &mut ArchBuilder<'_>, hp: &HParams, l: usize, x: Value, kind: Kind) 
     b.graph.append(cache, k, v);
     let scale = score_scale(hp, l, head);
     let attended = b.graph.attend(q, cache, Some(kind.rope), scale, hp.attention_softcap);
-    let (attended, x) = b.select_outputs_in_last_block(l, hp, attended, x);
+    let (attended, x) = b.select_outputs_in_last_pass(pass, attended, x);
     let projected = b.linear(&format!("blk.{l}.attn_output"), attended, layer.n_heads * head.value, e)?;
     let post = b.vector(&format!("blk.{l}.post_attention_norm.weight"), e)?;
     let normed = b.graph.rms_norm(projected, post, eps);

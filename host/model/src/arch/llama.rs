@@ -9,6 +9,7 @@ use super::builder::ArchBuilder;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
 use crate::hparams::HParams;
+use crate::layer_plan::Pass;
 
 pub(super) fn build(file: &GgufFile, hp: &HParams) -> Result<Graph, ModelError> {
     check(file, hp)?;
@@ -23,13 +24,14 @@ pub(super) fn build(file: &GgufFile, hp: &HParams) -> Result<Graph, ModelError> 
         freq_divisors,
     });
     let mut x = b.graph.embed(table, 1.0);
-    for l in 0..hp.block_count {
-        x = block(&mut b, hp, l, x, rope)?;
+    for pass in hp.passes() {
+        x = block(&mut b, hp, pass, x, rope)?;
     }
     b.finish(x, table, hp)
 }
 
-fn block(b: &mut ArchBuilder<'_>, hp: &HParams, l: usize, x: Value, rope: RopeId) -> Result<Value, ModelError> {
+fn block(b: &mut ArchBuilder<'_>, hp: &HParams, pass: Pass, x: Value, rope: RopeId) -> Result<Value, ModelError> {
+    let l = pass.block;
     let (e, layer, head) = (hp.embedding_length, hp.layers[l], hp.head);
     let norm = b.vector(&format!("blk.{l}.attn_norm.weight"), e)?;
     let a = b.graph.rms_norm(x, norm, hp.rms_eps);
@@ -44,7 +46,7 @@ fn block(b: &mut ArchBuilder<'_>, hp: &HParams, l: usize, x: Value, rope: RopeId
     b.graph.append(cache, k, v);
     let scale = hp.attention_scale.unwrap_or(1.0 / (head.key as f32).sqrt());
     let attended = b.graph.attend(q, cache, Some(rope), scale, hp.attention_softcap);
-    let (attended, x) = b.select_outputs_in_last_block(l, hp, attended, x);
+    let (attended, x) = b.select_outputs_in_last_pass(pass, attended, x);
     let projected = b.linear(&format!("blk.{l}.attn_output"), attended, layer.n_heads * head.value, e)?;
     let x = b.graph.add(x, projected);
 

@@ -17,11 +17,15 @@ use crate::hparams::HParams;
 pub struct Architecture {
     /// The name.
     pub name: &'static str,
+    /// Whether its blocks may run twice.
+    pub repeats: bool,
     build: fn(&GgufFile, &HParams) -> Result<Graph, ModelError>,
 }
 
-static ARCHITECTURES: [Architecture; 2] =
-    [Architecture { name: "gemma3", build: gemma3::build }, Architecture { name: "llama", build: llama::build }];
+static ARCHITECTURES: &[Architecture] = &[
+    Architecture { name: "gemma3", repeats: true, build: gemma3::build },
+    Architecture { name: "llama", repeats: true, build: llama::build },
+];
 
 impl Architecture {
     /// All architectures, by name.

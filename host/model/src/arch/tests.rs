@@ -67,7 +67,7 @@ fn load(writer: &GgufWriter) -> Result<Model, ModelError> {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("made.gguf");
     writer.write_to(&path).expect("written");
-    Model::load(&path, |_| {})
+    Model::load(&path)
 }
 
 fn windows(graph: &Graph) -> Vec<Option<usize>> {
@@ -250,6 +250,6 @@ proptest! {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("damaged.gguf");
         std::fs::write(&path, bytes).expect("written");
-        let _ = Model::load(&path, |_| {});
+        let _ = Model::load(&path);
     }
 }

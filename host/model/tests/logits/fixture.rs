@@ -37,7 +37,7 @@ pub(crate) fn path(file: &str) -> PathBuf {
 
 /// Loads a tiny model.
 pub(crate) fn fixture(name: &str) -> Fixture {
-    let model = Model::load(&path(&format!("{name}.gguf")), |_| {}).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let model = Model::load(&path(&format!("{name}.gguf"))).unwrap_or_else(|e| panic!("{name}: {e}"));
     let json = std::fs::read_to_string(path(&format!("{name}.json"))).expect("the ids");
     let json: serde_json::Value = serde_json::from_str(&json).expect("json");
     let tokens = json["tokens"].as_array().expect("ids").iter().map(|t| t.as_u64().expect("id") as u32).collect();

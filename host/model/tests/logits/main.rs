@@ -8,6 +8,7 @@ mod parity;
 mod real;
 mod reference;
 mod refusals;
+mod repeated;
 mod rewrite;
 
 use fixture::{Fixture, NAMES, fixture, max_diff};

@@ -62,7 +62,7 @@ fn load(name: &str) -> Option<(Model, Reference)> {
         eprintln!("skipped: no {name}.gguf in $OPENCOTI_TEST_MODELS");
         return None;
     };
-    Some((Model::load(&path, |_| {}).expect("loads"), Reference::read(name)))
+    Some((Model::load(&path).expect("loads"), Reference::read(name)))
 }
 
 /// Whether the file's tokenizer gives the ids that transformers made of the same keys.

@@ -37,7 +37,7 @@ fn keys(file: &GgufFile) -> GgufWriter {
     file.metadata().iter().fold(GgufWriter::new(), |writer, (key, value)| writer.key(key, value.clone()))
 }
 
-fn write(writer: &GgufWriter) -> Rewritten {
+pub(crate) fn write(writer: &GgufWriter) -> Rewritten {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("rewritten.gguf");
     writer.write_to(&path).expect("written");

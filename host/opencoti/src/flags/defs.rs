@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use opencoti_model::layer_plan::RepeatLayers;
+
 use super::value::{Bytes, JsonTable};
 use super::{Entry, Flag};
 use crate::settings::{Admission, CorsOrigins, LogFormat, PoolingChoice, Rotation, Settings};
@@ -52,6 +54,13 @@ flags! {
     /// Without it: the model's own, else the default of its architecture; the boot summary says which.
     ChatTemplateFile: PathBuf = "", "chat-template-file", "model.chat_template_file",
         |s, v| s.chat_template_file = Some(v);
+
+    /// Blocks of the model that run twice (RYS).
+    ///
+    /// Ranges `A-B` or `A,B` of blocks from A up to, not including, B, with `;` between them: `26-34`, `8-12;20-24`. A range
+    /// repeats as a unit behind itself; weights are shared, each pass has a KV cache of its own. Middle blocks suit; the
+    /// boot summary warns about the outer ones. Nothing is repeated by default.
+    RepeatLayersFlag: RepeatLayers = "", "repeat-layers", "model.repeat_layers", |s, v| s.repeat_layers = v;
 
     /// How embeddings are pooled.
     ///

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use opencoti_model::layer_plan::{RepeatLayers, RepeatLayersError};
+
 /// A value a flag can have.
 pub trait FlagValue: Sized {
     /// What help and the reference call it; empty for switches.
@@ -83,6 +85,18 @@ impl FlagValue for String {
 
     fn from_toml(value: &toml::Value) -> Result<Self, String> {
         value.as_str().map(str::to_owned).ok_or_else(|| expected("a string", value))
+    }
+}
+
+impl FlagValue for RepeatLayers {
+    const LABEL: &'static str = "A-B;C-D";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|e: RepeatLayersError| e.to_string())
+    }
+
+    fn from_toml(value: &toml::Value) -> Result<Self, String> {
+        Self::from_text(value.as_str().ok_or_else(|| expected("ranges of blocks such as \"26-34\"", value))?)
     }
 }
 
