@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use opencoti_compute::cpu::rope::Rotary;
-use opencoti_compute::graph::{Graph, GraphBuilder, KvGeometry, Rope, RopePairing, RopeScaling};
+use opencoti_compute::graph::{Graph, GraphBuilder, KvGeometry, KvLayerId, Rope, RopePairing, RopeScaling};
 use opencoti_compute::plan::{
     AppendRun, GroupPlan, LayerTiles, Mask, PageSet, PageSpan, QueryRotation, Residency, Segment, Step, StoreView,
     TileSide,
@@ -99,6 +99,7 @@ fn graph(geometry: KvGeometry, n_heads: usize) -> Graph {
         b.attend(x, layer, None, 1.0, None);
     }
     let out = b.select_outputs(x);
+    b.attend(out, KvLayerId(LAYER as u32), None, 1.0, None);
     b.finish(out, out)
 }
 

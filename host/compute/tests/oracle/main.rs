@@ -13,7 +13,7 @@ mod plain_codec;
 use std::sync::atomic::Ordering;
 
 use opencoti_compute::cpu::attention::Attention;
-use opencoti_compute::cpu::executor::{Attend, AttentionKernels, LayerStep};
+use opencoti_compute::cpu::executor::{Attend, AttentionKernels, LayerStep, QueryRows};
 use opencoti_compute::cpu::pool::Pool;
 use opencoti_compute::cpu::simd::Isa;
 
@@ -26,17 +26,31 @@ const ROW_TOLERANCE: f64 = 1e-5;
 
 /// Runs a case's writes and reads on `workers` threads with the kernels of `isa`.
 fn run(case: &Case, attention: &mut Attention, isa: Isa, workers: usize) -> Result<Vec<f32>, String> {
+    run_rows(case, QueryRows::all(&case.step), attention, isa, workers)
+}
+
+/// The same for some of the rows.
+fn run_rows(
+    case: &Case,
+    rows: QueryRows<'_>,
+    attention: &mut Attention,
+    isa: Isa,
+    workers: usize,
+) -> Result<Vec<f32>, String> {
     case.step.check(1).expect("the case is a valid step");
     attention.prepare(&case.step, workers)?;
     let mut pool = Pool::new(workers).unwrap();
     let at = LayerStep { isa, step: &case.step, group: 0, layer: LAYER, geometry: case.geometry };
-    let mut out = vec![f32::NAN; case.step.positions.len() * case.n_heads * case.geometry.v_head_dim];
+    let mut out = vec![f32::NAN; rows.count() * case.n_heads * case.geometry.v_head_dim];
+    let width = case.n_heads * case.geometry.k_head_dim;
+    let q: Vec<f32> = (0..rows.count()).flat_map(|i| &case.q[rows.step_row(i) * width..][..width]).copied().collect();
     let shared = out.as_mut_ptr() as usize;
     let failure = std::sync::Mutex::new(None);
     let attention = &*attention;
     pool.run(|worker| {
         let attend = Attend {
-            q: &case.q,
+            rows,
+            q: &q,
             n_heads: case.n_heads,
             rope: case.rope.as_ref(),
             angles: &case.angles,
@@ -59,7 +73,13 @@ fn run(case: &Case, attention: &mut Attention, isa: Isa, workers: usize) -> Resu
 }
 
 fn check(case: &Case, out: &[f32], what: &str) {
-    let exact = f64_attention::attention(case);
+    check_rows(case, QueryRows::all(&case.step), out, what);
+}
+
+fn check_rows(case: &Case, rows: QueryRows<'_>, out: &[f32], what: &str) {
+    let all = f64_attention::attention(case);
+    let width = case.n_heads * case.geometry.v_head_dim;
+    let exact: Vec<_> = (0..rows.count()).flat_map(|i| &all[rows.step_row(i) * width..][..width]).collect();
     assert_eq!(out.len(), exact.len());
     let width = case.geometry.v_head_dim;
     for (row, (found, exact)) in out.chunks_exact(width).zip(exact.chunks_exact(width)).enumerate() {
@@ -86,6 +106,19 @@ fn two_hundred_random_plans_match_the_oracle() {
         let out = run(&case, &mut Attention::new(&case.graph), isa, workers).unwrap();
         case.check_written();
         check(&case, &out, &format!("seed {seed} with {workers} workers on {isa:?}"));
+    }
+}
+
+#[test]
+fn output_rows_alone_match_the_oracle() {
+    for seed in 0..60 {
+        let mut case = Case::random(seed);
+        let n = case.step.positions.len() as u32;
+        case.step.outputs = (0..n).filter(|row| (row * 7 + seed as u32) % 3 == 0).collect();
+        let rows = QueryRows::outputs(&case.step);
+        let out =
+            run_rows(&case, rows, &mut Attention::new(&case.graph), Isa::detect(), 1 + seed as usize % 3).unwrap();
+        check_rows(&case, rows, &out, &format!("seed {seed}, outputs {:?}", case.step.outputs));
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) struct Reader<'a> {
     tiles: &'a LayerTiles,
     kv_head: usize,
     pages: &'a [PageSpan],
-    /// Rows of the batch.
+    /// Query rows, as `attend.rows` counts them.
     rows: &'a [u32],
     /// Query heads that share the KV head.
     heads: usize,
@@ -122,10 +122,12 @@ impl<'a> Reader<'a> {
             if let Some(rope) = self.attend.rope {
                 let n_rot = rope.n_rot();
                 let table = match self.segment.rotation {
-                    QueryRotation::Own => &self.attend.angles[row as usize * n_rot..][..n_rot],
+                    QueryRotation::Own => {
+                        &self.attend.angles[self.attend.rows.step_row(row as usize) * n_rot..][..n_rot]
+                    }
                     other => {
                         let table = &mut scratch.angles[..n_rot];
-                        rope.angles(other.position(self.at.step.positions[row as usize]), table);
+                        rope.angles(other.position(self.attend.rows.position(row as usize)), table);
                         table
                     }
                 };
@@ -157,7 +159,7 @@ impl<'a> Reader<'a> {
 
     /// Key positions that the query of a row sees.
     fn visible(&self, row: u32) -> Range<u32> {
-        self.segment.mask.visible(self.at.step.positions[row as usize])
+        self.segment.mask.visible(self.attend.rows.position(row as usize))
     }
 
     /// Slots of a page that any row sees.

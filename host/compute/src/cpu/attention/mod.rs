@@ -18,7 +18,7 @@ use opencoti_plugin_api::kv_codec::Side;
 use self::item::{Reader, Scratch};
 use self::kernels::Softmax;
 use self::work::{GroupWork, QUERY_ROWS};
-use super::executor::{Attend, AttentionKernels, LayerStep};
+use super::executor::{Attend, AttentionKernels, LayerStep, QueryRows, inputs, output};
 use super::pool::Worker;
 use crate::graph::{Graph, KvGeometry, Op};
 use crate::plan::{AppendRun, Step, StoreView, TileSide};
@@ -29,12 +29,29 @@ struct GroupShape {
     geometry: KvGeometry,
     /// Most query heads that share a KV head in any layer of the group.
     heads_per_kv: usize,
+    /// Whether some layer is read by output rows alone.
+    for_outputs: bool,
+}
+
+/// The work of one group in one step.
+#[derive(Default)]
+struct Work {
+    /// Of all rows.
+    all: GroupWork,
+    /// Of the output rows; empty if no layer needs it.
+    outputs: GroupWork,
+}
+
+impl Work {
+    fn of(&self, rows: QueryRows<'_>) -> &GroupWork {
+        if rows.are_outputs() { &self.outputs } else { &self.all }
+    }
 }
 
 /// The kernels of [`Op::Append`] and [`Op::Attend`] over codecs of plugins.
 pub struct Attention {
     shapes: Vec<GroupShape>,
-    work: Vec<GroupWork>,
+    work: Vec<Work>,
     /// One a worker.
     scratch: Vec<UnsafeCell<Scratch>>,
     /// Weighted sums of values: `v_head_dim` for each entry, that is each partial row and query head that shares the
@@ -85,21 +102,29 @@ impl Attention {
     /// Kernels for the layers of `graph`.
     pub fn new(graph: &Graph) -> Attention {
         let groups = graph.cache_groups();
-        let heads_of = |op: &Op| match op {
-            Op::Attend { q, layer, .. } => {
-                let geometry = graph.kv_layers[layer.0 as usize];
-                Some((geometry, graph.width(*q) / geometry.k_head_dim / geometry.n_kv_heads))
+        let mut shapes: Vec<GroupShape> = groups
+            .iter()
+            .map(|group| GroupShape { geometry: group.geometry, heads_per_kv: 1, for_outputs: false })
+            .collect();
+        let mut selected = vec![false; graph.widths.len()];
+        for op in &graph.ops {
+            let of_outputs =
+                matches!(op, Op::SelectOutputs { .. }) || inputs(op).iter().any(|v| selected[v.0 as usize]);
+            if let Some(out) = output(op) {
+                selected[out.0 as usize] = of_outputs;
             }
-            _ => None,
-        };
-        let most_heads = |geometry: KvGeometry| {
-            let heads = graph.ops.iter().filter_map(heads_of).filter(|(g, _)| *g == geometry);
-            heads.map(|(_, n)| n).max().unwrap_or(1)
-        };
-        let shape = |geometry| GroupShape { geometry, heads_per_kv: most_heads(geometry) };
+            if let Op::Attend { q, layer, .. } = op {
+                let geometry = graph.kv_layers[layer.0 as usize];
+                let heads = graph.width(*q) / geometry.k_head_dim / geometry.n_kv_heads;
+                for shape in shapes.iter_mut().filter(|shape| shape.geometry == geometry) {
+                    shape.heads_per_kv = shape.heads_per_kv.max(heads);
+                    shape.for_outputs |= of_outputs;
+                }
+            }
+        }
         Attention {
-            shapes: groups.iter().map(|g| shape(g.geometry)).collect(),
-            work: groups.iter().map(|_| GroupWork::default()).collect(),
+            shapes,
+            work: groups.iter().map(|_| Work::default()).collect(),
             scratch: Vec::new(),
             acc: Shared(Vec::new()),
             state: Shared(Vec::new()),
@@ -125,7 +150,7 @@ impl Attention {
             }
         }
         for (shape, work) in self.shapes.iter().zip(&self.work) {
-            let entries = work.n_partials * shape.heads_per_kv;
+            let entries = work.all.n_partials.max(work.outputs.n_partials) * shape.heads_per_kv;
             self.acc.grow(entries * shape.geometry.v_head_dim, || 0.0);
             self.state.grow(entries, || Softmax::EMPTY);
         }
@@ -136,7 +161,7 @@ impl Attention {
     /// # Safety
     /// As [`AttentionKernels::attend`].
     unsafe fn run_items(&self, worker: Worker<'_>, at: LayerStep<'_>, attend: &Attend<'_>) -> Result<(), String> {
-        let work = &self.work[at.group];
+        let work = self.work[at.group].of(attend.rows);
         // SAFETY: this worker's own.
         let scratch = unsafe { &mut *self.scratch[worker.index()].get() };
         let heads = attend.n_heads / at.geometry.n_kv_heads;
@@ -164,11 +189,11 @@ impl Attention {
     /// # Safety
     /// All items are done, and `attend.out` is as [`AttentionKernels::attend`] says.
     unsafe fn merge(&self, worker: Worker<'_>, at: LayerStep<'_>, attend: &Attend<'_>) {
-        let (work, n_kv, v_dim) = (&self.work[at.group], at.geometry.n_kv_heads, at.geometry.v_head_dim);
+        let (work, n_kv, v_dim) = (self.work[at.group].of(attend.rows), at.geometry.n_kv_heads, at.geometry.v_head_dim);
         let heads = attend.n_heads / n_kv;
         // SAFETY: nobody writes partial results now.
         let (acc, state) = unsafe { (self.acc.all(), self.state.all()) };
-        for slot in worker.share(at.step.positions.len() * n_kv, 1) {
+        for slot in worker.share(attend.rows.count() * n_kv, 1) {
             let parts = &work.parts[work.first_part[slot] as usize..work.first_part[slot + 1] as usize];
             for head in 0..heads {
                 let entries = parts.iter().map(|&p| p as usize * heads + head);
@@ -236,7 +261,13 @@ impl AttentionKernels for Attention {
             check_store(index, store, &self.shapes[store.group as usize].geometry)?;
         }
         for ((work, plan), shape) in self.work.iter_mut().zip(&step.groups).zip(&self.shapes) {
-            work.cut(plan, &step.positions, shape.geometry.n_kv_heads, shape.heads_per_kv, workers)?;
+            let cut = |work: &mut GroupWork, rows| {
+                work.cut(plan, rows, shape.geometry.n_kv_heads, shape.heads_per_kv, workers)
+            };
+            cut(&mut work.all, QueryRows::all(step))?;
+            if shape.for_outputs {
+                cut(&mut work.outputs, QueryRows::outputs(step))?;
+            }
         }
         self.reserve(step, workers);
         *self.next.get_mut() = 0;

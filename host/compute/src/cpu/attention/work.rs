@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use crate::cpu::executor::QueryRows;
 use crate::plan::{GroupPlan, Mask, PageSet, PageSpan, Segment};
 
 /// Query rows times heads that an item works on together; bounds its scratch.
@@ -36,7 +37,7 @@ impl Item {
 /// The work of one group in one step. Vectors keep their capacity from step to step.
 #[derive(Default, Debug)]
 pub(super) struct GroupWork {
-    /// Rows of the batch, segment after segment.
+    /// Query rows, segment after segment.
     pub(super) rows: Vec<u32>,
     pub(super) items: Vec<Item>,
     /// Partial rows of row `r` and KV head `h` are `parts[first_part[r * n_kv_heads + h] .. first_part[… + 1]]`.
@@ -51,11 +52,11 @@ pub(super) struct GroupWork {
 }
 
 impl GroupWork {
-    /// Cuts `plan` for `workers`; `heads` query heads share a KV head.
+    /// Cuts what `plan` says of `queries` for `workers`; `heads` query heads share a KV head.
     pub(super) fn cut(
         &mut self,
         plan: &GroupPlan,
-        positions: &[u32],
+        queries: QueryRows<'_>,
         n_kv_heads: usize,
         heads: usize,
         workers: usize,
@@ -69,10 +70,10 @@ impl GroupWork {
             {
                 return Err(format!("segment {index} has {} lists of pages for {n_kv_heads} KV heads", lists.len()));
             }
-            self.chunk(index, segment, positions, n_kv_heads, (QUERY_ROWS / heads).max(1));
+            self.chunk(index, segment, queries, n_kv_heads, (QUERY_ROWS / heads).max(1));
         }
         self.split(workers);
-        self.index_parts(positions.len(), n_kv_heads);
+        self.index_parts(queries.count(), n_kv_heads);
         Ok(())
     }
 
@@ -88,13 +89,13 @@ impl GroupWork {
     }
 
     /// Items of one segment with all the pages that their rows see.
-    fn chunk(&mut self, index: usize, segment: &Segment, positions: &[u32], n_kv_heads: usize, chunk: usize) {
+    fn chunk(&mut self, index: usize, segment: &Segment, queries: QueryRows<'_>, n_kv_heads: usize, chunk: usize) {
         let first = self.rows.len();
-        self.rows.extend(segment.queries.iter().cloned().flatten());
+        self.rows.extend(segment.queries.iter().flat_map(|rows| queries.within(rows)));
         let end = self.rows.len();
         for start in (first..end).step_by(chunk) {
             let rows = start..(start + chunk).min(end);
-            let seen = visible(segment.mask, self.rows[rows.clone()].iter().map(|&r| positions[r as usize]));
+            let seen = visible(segment.mask, self.rows[rows.clone()].iter().map(|&r| queries.position(r as usize)));
             for kv_head in 0..n_kv_heads {
                 let pages = trim(segment.pages.head(kv_head), &seen);
                 if !pages.is_empty() {
@@ -178,7 +179,7 @@ fn trim(pages: &[PageSpan], seen: &Range<u32>) -> Range<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{AppendRun, QueryRotation, Residency};
+    use crate::plan::{AppendRun, QueryRotation, Residency, Step};
 
     fn segment(queries: Range<u32>, n_pages: u32, mask: Mask) -> Segment {
         let pages = (0..n_pages).map(|p| PageSpan { page: p, start_pos: p * 128, len: 128 }).collect();
@@ -193,9 +194,33 @@ mod tests {
     }
 
     fn cut(segments: Vec<Segment>, positions: &[u32], n_kv_heads: usize, heads: usize, workers: usize) -> GroupWork {
+        cut_rows(segments, QueryRows::all(&step(positions)), n_kv_heads, heads, workers)
+    }
+
+    fn step(positions: &[u32]) -> Step {
+        Step { positions: positions.to_vec(), ..Step::default() }
+    }
+
+    fn cut_rows(
+        segments: Vec<Segment>,
+        queries: QueryRows<'_>,
+        n_kv_heads: usize,
+        heads: usize,
+        workers: usize,
+    ) -> GroupWork {
         let mut work = GroupWork::default();
-        work.cut(&GroupPlan { appends: vec![], segments }, positions, n_kv_heads, heads, workers).unwrap();
+        work.cut(&GroupPlan { appends: vec![], segments }, queries, n_kv_heads, heads, workers).unwrap();
         work
+    }
+
+    #[test]
+    fn only_output_rows_are_cut_when_only_they_are_asked_for() {
+        let segments = vec![segment(0..3, 4, Mask::Full), segment(1..6, 1, Mask::Full), segment(6..7, 1, Mask::Full)];
+        let step = Step { outputs: vec![2, 5], ..step(&[600; 7]) };
+        let work = cut_rows(segments, QueryRows::outputs(&step), 1, 1, 1);
+        let rows: Vec<_> = work.items.iter().map(|i| &work.rows[i.rows.start as usize..i.rows.end as usize]).collect();
+        assert_eq!(rows, [&[0][..], &[0, 1]], "output 0 is in two segments, output 1 in one, and the last has none");
+        assert_eq!(work.n_partials, 3);
     }
 
     #[test]
@@ -255,11 +280,11 @@ mod tests {
         let run = |rows: Range<u32>, first_slot| AppendRun { rows, store: 1, page: 7, first_slot };
         let mut work = GroupWork::default();
         let plan = GroupPlan { appends: vec![run(0..1, 0), run(1..2, 1)], segments: vec![] };
-        let error = work.cut(&plan, &[0, 1], 1, 1, 1).unwrap_err();
+        let error = work.cut(&plan, QueryRows::all(&step(&[0, 1])), 1, 1, 1).unwrap_err();
         assert_eq!(error, "page 7 of store 1 is written by two runs of one step");
         let per_head = Segment { pages: PageSet::PerHead(vec![vec![]]), ..segment(0..1, 1, Mask::Full) };
         let plan = GroupPlan { appends: vec![], segments: vec![per_head] };
-        let error = work.cut(&plan, &[0], 2, 1, 1).unwrap_err();
+        let error = work.cut(&plan, QueryRows::all(&step(&[0])), 2, 1, 1).unwrap_err();
         assert_eq!(error, "segment 0 has 1 lists of pages for 2 KV heads");
     }
 }

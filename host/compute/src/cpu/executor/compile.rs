@@ -105,7 +105,7 @@ pub(super) fn compile(graph: &Graph, precisions: &[Precision]) -> Result<Schedul
 }
 
 /// The values an operation reads.
-pub(super) fn inputs(op: &Op) -> Vec<Value> {
+pub(in crate::cpu) fn inputs(op: &Op) -> Vec<Value> {
     match *op {
         Op::Embed { .. } => vec![],
         Op::RmsNorm { x, .. }
@@ -123,7 +123,7 @@ pub(super) fn inputs(op: &Op) -> Vec<Value> {
 }
 
 /// The value an operation makes.
-pub(super) fn output(op: &Op) -> Option<Value> {
+pub(in crate::cpu) fn output(op: &Op) -> Option<Value> {
     match *op {
         Op::Append { .. } => None,
         Op::Embed { out, .. }
@@ -155,8 +155,7 @@ fn rows_of_values(graph: &Graph) -> Result<Vec<Rows>, ExecutorError> {
             }
             found = Some(*rows);
         }
-        let tokens_only =
-            matches!(op, Op::Rope { .. } | Op::Append { .. } | Op::Attend { .. } | Op::SelectOutputs { .. });
+        let tokens_only = matches!(op, Op::Rope { .. } | Op::Append { .. } | Op::SelectOutputs { .. });
         if tokens_only && found != Some(Rows::Tokens) {
             return Err(fault(at, "must come before the output rows are selected"));
         }

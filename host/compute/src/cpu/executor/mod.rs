@@ -8,9 +8,11 @@
 mod compile;
 mod run;
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use self::compile::{Rows, Schedule};
+pub(in crate::cpu) use self::compile::{inputs, output};
 use super::matmul::{Precision, Scratch, precision};
 use super::pool::{Pool, PoolError, Worker};
 use super::rope::Rotary;
@@ -63,15 +65,62 @@ pub struct LayerStep<'a> {
     pub geometry: KvGeometry,
 }
 
-/// What attention works on: a row a token.
+/// The rows of an attention: all of a step's, or only those that it wants outputs for.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryRows<'a> {
+    positions: &'a [u32],
+    outputs: Option<&'a [u32]>,
+}
+
+impl<'a> QueryRows<'a> {
+    /// One for each row of the step.
+    pub fn all(step: &'a Step) -> Self {
+        QueryRows { positions: &step.positions, outputs: None }
+    }
+
+    /// One for each output of the step.
+    pub fn outputs(step: &'a Step) -> Self {
+        QueryRows { positions: &step.positions, outputs: Some(&step.outputs) }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.outputs.unwrap_or(self.positions).len()
+    }
+
+    /// Whether these are the output rows.
+    pub fn are_outputs(&self) -> bool {
+        self.outputs.is_some()
+    }
+
+    /// The row of the step that query row `i` is.
+    pub fn step_row(&self, i: usize) -> usize {
+        self.outputs.map_or(i, |outputs| outputs[i] as usize)
+    }
+
+    /// Position of query row `i`.
+    pub fn position(&self, i: usize) -> u32 {
+        self.positions[self.step_row(i)]
+    }
+
+    /// The query rows among `rows` of the step.
+    pub fn within(&self, rows: &Range<u32>) -> Range<u32> {
+        let first = |outputs: &[u32], row: u32| outputs.partition_point(|&o| o < row) as u32;
+        self.outputs.map_or(rows.clone(), |outputs| first(outputs, rows.start)..first(outputs, rows.end))
+    }
+}
+
+/// What attention works on.
 pub struct Attend<'a> {
+    /// The rows of `q` and `out`.
+    pub rows: QueryRows<'a>,
     /// Unrotated queries, `n_heads * k_head_dim` wide.
     pub q: &'a [f32],
     /// Query heads.
     pub n_heads: usize,
     /// How queries rotate.
     pub rope: Option<&'a Rotary>,
-    /// Its table for each row at the row's own position, `n_rot` a row; empty without rope.
+    /// Its table for each row of the step at the row's own position, `n_rot` a row; empty without rope.
     pub angles: &'a [f32],
     /// Factor on scores.
     pub scale: f32,
@@ -103,13 +152,13 @@ pub trait AttentionKernels: Send + Sync {
     /// The step was checked, and its stores are those of the graph.
     unsafe fn append(&self, worker: Worker<'_>, at: LayerStep<'_>, k: &[f32], v: &[f32]) -> Result<(), String>;
 
-    /// Attention of the step's rows over its segments.
+    /// Attention of the step's rows, or of its output rows, over its segments.
     ///
     /// # Errors
     /// One sentence, for example that a codec failed.
     ///
     /// # Safety
-    /// As [`append`](Self::append); `out` has a row for each of the step's, and only the workers of this call touch it.
+    /// As [`append`](Self::append); `out` has a row for each of `attend.rows`, and only the workers of this call touch it.
     unsafe fn attend(&self, worker: Worker<'_>, at: LayerStep<'_>, attend: &Attend<'_>) -> Result<(), String>;
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::compile::{Rows, Schedule, Task};
-use super::{Attend, AttentionKernels, LayerStep};
+use super::{Attend, AttentionKernels, LayerStep, QueryRows};
 use crate::cpu::matmul::{Output, Precision, Scratch, matmul_float, matmul_q16, precision, quantize_activations};
 use crate::cpu::pool::Worker;
 use crate::cpu::rope::Rotary;
@@ -259,6 +259,10 @@ impl Run<'_> {
     ) {
         let at = self.layer(layer);
         let attend = Attend {
+            rows: match self.schedule.rows_of[q.0 as usize] {
+                Rows::Tokens => QueryRows::all(self.step),
+                Rows::Outputs => QueryRows::outputs(self.step),
+            },
             // SAFETY: nobody writes `q`, see above.
             q: unsafe { self.rows(q, &(0..self.count(q))) },
             n_heads: self.graph.width(q) / at.geometry.k_head_dim,
