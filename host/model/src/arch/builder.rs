@@ -15,11 +15,13 @@ use crate::weights::find_weight;
 pub(super) struct ArchBuilder<'a> {
     pub(super) graph: GraphBuilder,
     file: &'a GgufFile,
+    /// Tensors that the architecture knows and that are no weights of the graph.
+    known: HashSet<String>,
 }
 
 impl<'a> ArchBuilder<'a> {
     pub(super) fn new(file: &'a GgufFile) -> Self {
-        ArchBuilder { graph: GraphBuilder::new(), file }
+        ArchBuilder { graph: GraphBuilder::new(), file, known: HashSet::new() }
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -40,6 +42,17 @@ impl<'a> ArchBuilder<'a> {
     /// A vector that files may lack.
     pub(super) fn optional_vector(&mut self, name: &str, len: usize) -> Result<Option<WeightId>, ModelError> {
         self.has(name).then(|| self.vector(name, len)).transpose()
+    }
+
+    /// The value of a tensor of one f32, if the file has it: a constant of the graph.
+    pub(super) fn factor(&mut self, name: &str) -> Result<Option<f32>, ModelError> {
+        self.ignore(name);
+        self.has(name).then(|| scalar(self.file, name)).transpose()
+    }
+
+    /// Takes a tensor for known that no operation reads.
+    pub(super) fn ignore(&mut self, name: &str) {
+        self.known.insert(name.to_owned());
     }
 
     /// `x * W^T`, from `{prefix}.weight`; with `{prefix}.scale` (a factor of the product that NVFP4 files carry) and
@@ -109,7 +122,8 @@ impl<'a> ArchBuilder<'a> {
         }
     }
 
-    /// Final norm and head over the output rows of `x`; the embedding table is the head if the file has no other.
+    /// Final norm and head over the output rows of `x`; the embedding table is the head if the file has no other. Refuses files
+    /// with block tensors that have no place in the graph.
     pub(super) fn finish(mut self, x: Value, table: WeightId, hparams: &HParams) -> Result<Graph, ModelError> {
         let norm = self.vector("output_norm.weight", hparams.embedding_length)?;
         let hidden = self.graph.rms_norm(x, norm, hparams.rms_eps);
@@ -121,7 +135,9 @@ impl<'a> ArchBuilder<'a> {
             Some(cap) => self.graph.soft_cap(logits, cap),
             None => logits,
         };
-        Ok(self.graph.finish(hidden, logits))
+        let graph = self.graph.finish(hidden, logits);
+        refuse_unused_block_tensors(self.file, &graph, &self.known)?;
+        Ok(graph)
     }
 }
 
@@ -140,7 +156,7 @@ fn tensor_error(file: &GgufFile, tensor: &str, detail: String) -> ModelError {
 
 /// Refuses a file with tensors of blocks that the graph leaves out: it is of another variant of the architecture, and would
 /// load and answer nonsense. Factors are folded into the graph, and rotation tables of old files are recomputed.
-pub(super) fn refuse_unused_block_tensors(file: &GgufFile, graph: &Graph) -> Result<(), ModelError> {
+fn refuse_unused_block_tensors(file: &GgufFile, graph: &Graph, known: &HashSet<String>) -> Result<(), ModelError> {
     let used: HashSet<&str> = graph.weights.iter().map(|w| w.name.as_str()).collect();
     let harmless = |name: &str| {
         [".scale", ".input_scale", ".attn_rot_embd.weight", ".rotary_emb.inv_freq"].iter().any(|s| name.ends_with(s))
@@ -148,7 +164,7 @@ pub(super) fn refuse_unused_block_tensors(file: &GgufFile, graph: &Graph) -> Res
     let unused = file
         .tensors()
         .map(|t| t.name.as_str())
-        .find(|name| name.starts_with("blk.") && !used.contains(name) && !harmless(name));
+        .find(|name| name.starts_with("blk.") && !used.contains(name) && !known.contains(*name) && !harmless(name));
     match unused {
         None => Ok(()),
         Some(name) => {

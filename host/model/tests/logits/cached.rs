@@ -57,12 +57,24 @@ impl Runner {
 
     /// One step: each sequence goes on with its tokens. Logits of all rows of each.
     pub(crate) fn step(&mut self, batch: &[(SeqId, &[u32])]) -> Vec<Vec<f32>> {
-        let items: Vec<_> =
-            batch.iter().map(|&(seq, tokens)| BatchItem { seq, tokens, outputs: Outputs::All }).collect();
+        self.step_for(batch, Outputs::All)
+    }
+
+    /// The same for the outputs that are wanted of each.
+    pub(crate) fn step_for(&mut self, batch: &[(SeqId, &[u32])], outputs: Outputs) -> Vec<Vec<f32>> {
+        let items: Vec<_> = batch.iter().map(|&(seq, tokens)| BatchItem { seq, tokens, outputs }).collect();
         let planned = self.cache.plan(&items).expect("a plan");
-        let outputs = self.executor.run(&planned.step).expect("runs");
-        let logits =
-            planned.rows.iter().map(|rows| rows.clone().flat_map(|r| outputs.logits(r as usize).to_vec()).collect());
+        let results = self.executor.run(&planned.step).expect("runs");
+        let mut next = 0..results.rows();
+        let count = |rows: &std::ops::Range<u32>| match outputs {
+            Outputs::None => 0,
+            Outputs::Last => 1,
+            Outputs::All => rows.len(),
+        };
+        let logits = planned.rows.iter().map(|rows| {
+            let of_item = next.by_ref().take(count(rows));
+            of_item.flat_map(|i| results.logits(i).to_vec()).collect()
+        });
         let logits = logits.collect();
         self.cache.commit(planned.id).expect("ends");
         logits

@@ -17,7 +17,7 @@ pub(crate) struct Fixture {
 }
 
 /// Every tiny model by name.
-pub(crate) const NAMES: [&str; 10] = [
+pub(crate) const NAMES: [&str; 12] = [
     "llama",
     "llama-bias-untied",
     "llama-rope-freqs",
@@ -28,6 +28,8 @@ pub(crate) const NAMES: [&str; 10] = [
     "llama-9-heads",
     "gemma3",
     "gemma3-linear-capped",
+    "gemma4",
+    "gemma4-elastic",
 ];
 
 /// Path of a fixture file.

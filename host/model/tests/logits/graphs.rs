@@ -9,12 +9,12 @@ use opencoti_model::hparams::{HParams, SlidingPattern};
 use crate::rewrite::{load, rewrite};
 use crate::{Fixture, NAMES, TOLERANCE, fixture, max_diff, reference};
 
-fn diff(model: &Model, fixture: &Fixture) -> f32 {
+pub(crate) fn diff(model: &Model, fixture: &Fixture) -> f32 {
     max_diff(&reference::logits(&model.graph, &model.weights, &fixture.tokens), &fixture.logits)
 }
 
 /// The difference after a change of hyperparameters.
-fn diff_with(name: &str, change: impl Fn(&mut HParams)) -> f32 {
+pub(crate) fn diff_with(name: &str, change: impl Fn(&mut HParams)) -> f32 {
     let fixture = fixture(name);
     let mut hparams = fixture.model.hparams.clone();
     change(&mut hparams);
@@ -24,7 +24,7 @@ fn diff_with(name: &str, change: impl Fn(&mut HParams)) -> f32 {
 }
 
 /// The difference after a change of the graph.
-fn diff_with_graph(name: &str, change: impl Fn(&mut Graph)) -> f32 {
+pub(crate) fn diff_with_graph(name: &str, change: impl Fn(&mut Graph)) -> f32 {
     let mut fixture = fixture(name);
     change(&mut fixture.model.graph);
     diff(&fixture.model, &fixture)

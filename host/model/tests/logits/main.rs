@@ -3,6 +3,7 @@
 
 mod cached;
 mod fixture;
+mod gemma4;
 mod graphs;
 mod parity;
 mod real;

@@ -1,6 +1,7 @@
 //! The tiny models as the engine runs them, executor and paged cache, against the logits of transformers: however the tokens
 //! are cut into steps, whatever else is in the batch, and after taking tokens back.
 
+use opencoti_kv::Outputs;
 use opencoti_model::Model;
 use opencoti_model::arch::Architecture;
 use proptest::prelude::*;
@@ -92,6 +93,23 @@ fn an_interleaved_sequence_changes_nothing() {
         let alone = in_chunks(&mut Runner::new(&f.model, 1), &other, std::iter::once(other.len()));
         assert_eq!(of_b.len(), alone.len());
         assert_close(name, "the other itself", &of_b, &alone);
+    }
+}
+
+#[test]
+fn rows_without_outputs_change_nothing() {
+    for name in NAMES {
+        let f = fixture(name);
+        let mut runner = Runner::new(&f.model, 2);
+        let (a, b) = (runner.create(), runner.create());
+        let mut done = 0;
+        for (chunk, outputs) in f.tokens.chunks(7).zip([Outputs::Last, Outputs::None, Outputs::Last].iter().cycle()) {
+            let logits = runner.step_for(&[(b, &chunk[..1]), (a, chunk)], *outputs);
+            done += chunk.len();
+            if *outputs != Outputs::None {
+                assert_close(name, "last rows alone", &logits[1], f.expected(done - 1..done));
+            }
+        }
     }
 }
 

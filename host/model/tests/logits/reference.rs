@@ -7,7 +7,12 @@ type Matrix = Vec<Vec<f64>>;
 
 /// Logits of every row of `tokens`, as f32, one row after the other.
 pub(crate) fn logits(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
-    let mut run = Run { graph, weights, values: vec![Matrix::new(); graph.widths.len()], caches: vec![] };
+    logits_with(graph, weights, tokens, gelu_tanh)
+}
+
+/// The same with another function in the place of GELU.
+pub(crate) fn logits_with(graph: &Graph, weights: &[Weight], tokens: &[u32], gelu: fn(f64) -> f64) -> Vec<f32> {
+    let mut run = Run { graph, weights, gelu, values: vec![Matrix::new(); graph.widths.len()], caches: vec![] };
     run.caches.resize(graph.kv_layers.len(), (Matrix::new(), Matrix::new()));
     for op in &graph.ops {
         run.step(op, tokens);
@@ -15,9 +20,14 @@ pub(crate) fn logits(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f
     run.value(graph.logits.expect("logits")).iter().flatten().map(|&v| v as f32).collect()
 }
 
+fn gelu_tanh(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
 struct Run<'a> {
     graph: &'a Graph,
     weights: &'a [Weight],
+    gelu: fn(f64) -> f64,
     values: Vec<Matrix>,
     /// Keys and values of each attention layer.
     caches: Vec<(Matrix, Matrix)>,
@@ -98,9 +108,7 @@ impl Run<'_> {
             Op::GatedAct { out, gate, up, act } => {
                 let f = |g: f64| match act {
                     Activation::Silu => g / (1.0 + (-g).exp()),
-                    Activation::GeluTanh => {
-                        0.5 * g * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g)).tanh())
-                    }
+                    Activation::GeluTanh => (self.gelu)(g),
                 };
                 (out, zip_rows(self.value(gate), self.value(up), |g, u| f(g) * u))
             }

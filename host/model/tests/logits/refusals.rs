@@ -66,7 +66,7 @@ fn senseless_hyperparameters_are_refused_by_key() {
         (
             "general.architecture",
             Value::Str("mamba".into()),
-            "the architecture \"mamba\" is not supported; known are gemma3, llama",
+            "the architecture \"mamba\" is not supported; known are gemma3, gemma4, llama",
         ),
         ("general.architecture", Value::U32(1), "expected a string"),
         ("llama.block_count", Value::U32(4_000_000_000), "says 4000000000 blocks, but the file has only"),
