@@ -2,7 +2,10 @@
 
 use opencoti_compute::graph::{Activation, Graph, KvLayerId, Op, Value};
 use opencoti_model::gguf::Value as Key;
+use opencoti_model::{LoadOptions, Model};
 
+use crate::cached::Runner;
+use crate::fixture::path;
 use crate::graphs::{diff, diff_with, diff_with_graph};
 use crate::rewrite::{load, rewrite, with_key};
 use crate::{TOLERANCE, fixture, max_diff, reference};
@@ -174,15 +177,29 @@ fn readers_have_no_cache_and_work_on_output_rows_alone() {
     let last_append = graph.ops.iter().rposition(|op| matches!(op, Op::Append { .. })).expect("one");
     let selected = graph.ops.iter().position(|op| matches!(op, Op::SelectOutputs { .. })).expect("one");
     assert_eq!(selected, last_append + 1);
-    let read: Vec<u32> = graph
-        .ops
-        .iter()
-        .filter_map(|op| match op {
-            Op::Attend { layer, .. } => Some(layer.0),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(read, [0, 1, 2, 1, 1, 2]);
+    assert_eq!(read(&graph), [0, 1, 2, 1, 1, 2]);
+}
+
+#[test]
+fn a_reader_takes_the_latest_pass_of_its_source_that_ran_before_it() {
+    // Blocks 0 1 2 3 1 2 3 4 5.
+    let options = LoadOptions { repeat_layers: "1-4".parse().expect("a plan") };
+    let model = Model::load_with(&path("gemma4-elastic.gguf"), &options, |_| {}).expect("loads");
+    assert_eq!(read(&model.graph), [0, 1, 2, 1, 3, 4, 3, 3, 4]);
+    let tokens = fixture("gemma4-elastic").tokens;
+    let mut runner = Runner::new(&model, 2);
+    let seq = runner.create();
+    let found: Vec<f32> = tokens.chunks(9).flat_map(|chunk| runner.step(&[(seq, chunk)]).concat()).collect();
+    assert!(max_diff(&found, &reference::logits(&model.graph, &model.weights, &tokens)) <= TOLERANCE);
+}
+
+/// The caches that attention reads, in order.
+fn read(graph: &Graph) -> Vec<u32> {
+    let layers = graph.ops.iter().filter_map(|op| match op {
+        Op::Attend { layer, .. } => Some(layer.0),
+        _ => None,
+    });
+    layers.collect()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Blocks that run twice: a plan must equal a file that holds its blocks twice.
 
 use opencoti_model::gguf::write::GgufWriter;
-use opencoti_model::gguf::{Array, GgufFile, Value};
+use opencoti_model::gguf::{Array, GgufFile, TensorData, Value};
 use opencoti_model::layer_plan::RepeatLayers;
 use opencoti_model::{LoadOptions, Model, ModelError};
 
@@ -11,8 +11,15 @@ use crate::rewrite::{Rewritten, load, write};
 use crate::{Fixture, TOLERANCE, fixture, max_diff, reference};
 
 /// Each tiny model with a plan for it.
-const PLANS: [(&str, &str); 4] =
-    [("llama", "1-2"), ("llama", "0-1;1-3"), ("gemma3", "2,4"), ("gemma3-linear-capped", "1-3")];
+const PLANS: [(&str, &str); 7] = [
+    ("llama", "1-2"),
+    ("llama", "0-1;1-3"),
+    ("gemma3", "2,4"),
+    ("gemma3-linear-capped", "1-3"),
+    ("gemma4", "1-4"),
+    ("gemma4-elastic", "1-3"),
+    ("gemma4-elastic", "1-2;3-5"),
+];
 
 fn with_plan(name: &str, plan: &str) -> Result<Model, ModelError> {
     let options = LoadOptions { repeat_layers: plan.parse().expect("a plan") };
@@ -32,6 +39,10 @@ fn duplicated(fixture: &Fixture, plan: &str) -> Rewritten {
             writer = writer.clone().tensor(name, &info.dims, info.ty, bytes);
         };
         match info.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            None if info.name.starts_with("per_layer_token_embd") || info.name.starts_with("per_layer_model_proj") => {
+                let (dims, bytes) = layer_inputs(&file.tensor(&info.name).expect("listed"), &order, blocks);
+                writer = writer.clone().tensor(&info.name, &dims, info.ty, bytes);
+            }
             None => put(&info.name),
             Some((block, rest)) => {
                 let block: usize = block.parse().expect("a number");
@@ -43,6 +54,18 @@ fn duplicated(fixture: &Fixture, plan: &str) -> Rewritten {
     write(&writer)
 }
 
+/// A tensor of f32 with a part a block, along its rows' elements (the table of tokens) or its rows (the projection).
+fn layer_inputs(tensor: &TensorData, order: &[usize], blocks: usize) -> (Vec<usize>, Vec<u8>) {
+    let mut dims = tensor.info().dims.clone();
+    let along = usize::from(tensor.info().name.starts_with("per_layer_model_proj"));
+    let part = dims[..=along].iter().product::<usize>() / blocks * 4;
+    let pick =
+        |bytes: &[u8]| order.iter().flat_map(|block| bytes[block * part..][..part].to_vec()).collect::<Vec<u8>>();
+    let bytes = tensor.bytes().chunks(part * blocks).flat_map(pick).collect();
+    dims[along] = dims[along] / blocks * order.len();
+    (dims, bytes)
+}
+
 /// Keys with one entry a block get one a pass; a period of window layers becomes a flag a pass.
 fn keys(file: &GgufFile, order: &[usize], blocks: usize) -> GgufWriter {
     let arch = file.metadata().str("general.architecture").expect("text").expect("there").to_owned();
@@ -50,6 +73,10 @@ fn keys(file: &GgufFile, order: &[usize], blocks: usize) -> GgufWriter {
     for (key, value) in file.metadata().iter() {
         let value = match (key.strip_prefix(&format!("{arch}.")), value) {
             (Some("block_count"), _) => Value::U32(order.len() as u32),
+            (Some("attention.shared_kv_layers"), Value::U32(shared)) => {
+                let readers = order.iter().filter(|block| **block >= blocks - *shared as usize);
+                Value::U32(readers.count() as u32)
+            }
             (Some("attention.sliding_window_pattern"), Value::U32(period)) => windows(*period as usize, order),
             (Some(_), Value::Array(array)) if array.len() == blocks => Value::Array(repeated(array, order)),
             _ => value.clone(),
