@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use opencoti_plugin_api::conformance::{Outcome, Plan, Report, check};
+use opencoti_plugin_api::conformance::{Outcome, Plan, Report, check, reference};
 use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesOf, CpuTilesVtbl, Scores, ScoresMut};
 use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
 use opencoti_plugin_api::host::{CodecPlugin, Host, Instance, NoSink};
@@ -190,6 +190,14 @@ fn report(defect: &str) -> Report {
     let instance = Instance::create(kv_codec_root::<Suspect>(), &config, Arc::new(NoSink)).unwrap();
     let plugin = CodecPlugin::new(instance).unwrap();
     check(&plugin, &Plan { head_dims: vec![8, 64], ..Plan::default() })
+}
+
+#[test]
+fn the_reference_codec_passes_without_an_error() {
+    let report = check(&reference::plain().unwrap(), &Plan { head_dims: vec![1, 3, 64, 512], ..Plan::default() });
+    assert!(report.failures().is_empty(), "{report}");
+    let exact = report.cases.iter().filter(|c| c.outcome == Outcome::Passed { error: 0.0 }).count();
+    assert_eq!(exact, 8, "{report}");
 }
 
 #[test]

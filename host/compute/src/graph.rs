@@ -57,6 +57,9 @@ pub enum RopeScaling {
     Yarn { factor: f32, original_context: u32, ext_factor: f32, attn_factor: f32, beta_fast: f32, beta_slow: f32 },
     /// Llama 3: divisor by wavelength.
     Llama3 { factor: f32, low: f32, high: f32, original_context: u32 },
+    /// LongRoPE (arXiv 2402.13753): the divisors of the frequencies are all of the extension, and cosine and sine are
+    /// multiplied by `attn_factor`.
+    LongRope { original_context: u32, attn_factor: f32 },
 }
 
 /// A rotary embedding.

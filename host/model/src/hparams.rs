@@ -9,6 +9,10 @@ use crate::error::ModelError;
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::layer_plan::{Pass, RepeatLayers};
 
+/// Divisors of rope frequencies beyond the original context, in files with LongRoPE.
+pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
+/// Divisors of rope frequencies within the original context.
+pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
 /// Base of rope frequencies when a file does not say.
 const DEFAULT_ROPE_BASE: f32 = 10_000.0;
 
@@ -35,6 +39,9 @@ pub struct HParams {
     pub sliding_window: Option<usize>,
     /// Which layers use the window, if the file says.
     pub sliding_pattern: Option<SlidingPattern>,
+    /// Longest sequence that will be run, in tokens: which divisors a model with LongRoPE takes depends on it. The trained
+    /// length unless a caller knows better.
+    pub served_context: usize,
     /// Base of the rope frequencies of full layers.
     pub rope_base: f32,
     /// Base of the rope frequencies of sliding-window layers.
@@ -95,12 +102,22 @@ impl SlidingPattern {
 }
 
 impl HParams {
+    /// Window of layer `l`. Where the file does not say which layers have it, it is each but every `default_period`-th, or all.
+    pub fn window(&self, l: usize, default_period: Option<usize>) -> Option<usize> {
+        let sliding = match (&self.sliding_pattern, default_period) {
+            (Some(pattern), _) => pattern.is_sliding(l),
+            (None, Some(period)) => SlidingPattern::Period(period).is_sliding(l),
+            (None, None) => true,
+        };
+        self.sliding_window.filter(|_| sliding)
+    }
+
     /// Reads the keys with the prefix `arch`.
     ///
     /// # Errors
     /// A mandatory key is missing, or a value is of a wrong type, out of range or contradicts another.
     pub fn read(file: &GgufFile, arch: &str) -> Result<HParams, ModelError> {
-        let keys = Keys { meta: file.metadata(), arch };
+        let keys = Keys::of(file, arch);
         let block_count = keys.positive("block_count")?;
         let tensors = file.tensors().count();
         if block_count > tensors {
@@ -108,12 +125,14 @@ impl HParams {
             return Err(keys.error("block_count", detail));
         }
         let embedding_length = keys.positive("embedding_length")?;
+        let context_length = keys.positive("context_length")?;
         let layers = keys.layers(block_count)?;
         let head = keys.head("", &layers, embedding_length, None)?;
         let sliding_window = keys.size("attention.sliding_window")?.filter(|&w| w > 0);
         Ok(HParams {
             block_count,
-            context_length: keys.positive("context_length")?,
+            context_length,
+            served_context: context_length,
             embedding_length,
             vocab_size: keys.vocab_size(file)?,
             head,
@@ -124,7 +143,7 @@ impl HParams {
             sliding_pattern: keys.sliding_pattern(block_count)?,
             rope_base: keys.number("rope.freq_base")?.unwrap_or(DEFAULT_ROPE_BASE),
             rope_base_swa: keys.number("rope.freq_base_swa")?.unwrap_or(DEFAULT_ROPE_BASE),
-            rope_scaling: keys.rope_scaling()?,
+            rope_scaling: keys.rope_scaling(file)?,
             attention_scale: keys.number("attention.scale")?,
             attention_softcap: keys.number("attn_logit_softcapping")?,
             final_softcap: keys.number("final_logit_softcapping")?,
@@ -140,18 +159,24 @@ impl HParams {
     }
 }
 
-/// The keys of one architecture.
-struct Keys<'a> {
+/// The keys of one architecture, without their prefix.
+pub(crate) struct Keys<'a> {
     meta: &'a Metadata,
     arch: &'a str,
 }
 
-impl Keys<'_> {
+impl<'a> Keys<'a> {
+    /// The keys that begin with `arch`.
+    pub(crate) fn of(file: &'a GgufFile, arch: &'a str) -> Self {
+        Keys { meta: file.metadata(), arch }
+    }
+
     fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.arch)
     }
 
-    fn error(&self, key: &str, detail: String) -> ModelError {
+    /// A refusal of a key.
+    pub(crate) fn error(&self, key: &str, detail: String) -> ModelError {
         ModelError::Key { file: self.meta.file().to_owned(), key: self.name(key), detail }
     }
 
@@ -170,16 +195,22 @@ impl Keys<'_> {
     }
 
     /// A number above 0, if the key is there. Converters write 0 for "off" in some optional fields, so 0 counts as absent.
-    fn number(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f32>, ModelError> {
         match self.meta.f32(&self.name(key))? {
             Some(v) if v < 0.0 => Err(self.meta.unexpected(&self.name(key), "a number above 0").into()),
             other => Ok(other.filter(|&v| v > 0.0)),
         }
     }
 
-    fn required_number(&self, key: &str) -> Result<f32, ModelError> {
+    /// A mandatory number above 0.
+    pub(crate) fn required_number(&self, key: &str) -> Result<f32, ModelError> {
         let number = self.number(key)?;
         number.ok_or_else(|| self.meta.missing(&self.name(key), "a number above 0").into())
+    }
+
+    /// A boolean, if the key is there.
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        Ok(self.meta.bool(&self.name(key))?)
     }
 
     fn layers(&self, count: usize) -> Result<Vec<LayerParams>, ModelError> {
@@ -278,11 +309,13 @@ impl Keys<'_> {
         }
     }
 
-    fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {
+    fn rope_scaling(&self, file: &GgufFile) -> Result<RopeScaling, ModelError> {
         let key = |name: &str| format!("rope.scaling.{name}");
         // Files before `rope.scaling.*` wrote only the linear factor.
         let factor = self.number(&key("factor"))?.or(self.number("rope.scale_linear")?);
-        let kind = self.meta.str(&self.name("rope.scaling.type"))?.unwrap_or("linear");
+        // Files of Phi-3 say by their tensors alone that they have two sets of divisors.
+        let unnamed = if file.tensor(LONG_FACTORS).is_some() { "longrope" } else { "linear" };
+        let kind = self.meta.str(&self.name("rope.scaling.type"))?.unwrap_or(unnamed);
         let needed = |name: &str, value: Option<f32>| {
             value.ok_or_else(|| self.error(&key(name), format!("is missing; {kind} scaling needs it")))
         };
@@ -310,10 +343,23 @@ impl Keys<'_> {
                 high: needed("high_freq_factor", self.number(&key("high_freq_factor"))?)?,
                 original_context: original()?,
             }),
+            "longrope" => {
+                let (context, original_context) = (self.positive("context_length")?, original()?);
+                let given = self.number(&key("attn_factor"))?;
+                let attn_factor = given.unwrap_or_else(|| longrope_magnitude(context, original_context));
+                Ok(RopeScaling::LongRope { original_context, attn_factor })
+            }
             other => {
-                let detail = format!("is {other:?}; supported are none, linear, yarn and llama3");
+                let detail = format!("is {other:?}; supported are none, linear, yarn, llama3 and longrope");
                 Err(self.error("rope.scaling.type", detail))
             }
         }
     }
+}
+
+/// What LongRoPE multiplies cosine and sine by, when a file leaves it to its lengths.
+fn longrope_magnitude(context: usize, original_context: u32) -> f32 {
+    let original = f64::from(original_context);
+    let factor = context as f64 / original;
+    if factor <= 1.0 || original <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() as f32 }
 }

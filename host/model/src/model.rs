@@ -77,6 +77,8 @@ pub enum LoadStage {
 pub struct LoadOptions {
     /// Blocks that run twice.
     pub repeat_layers: RepeatLayers,
+    /// Longest sequence that will be run, in tokens, if it is less than the model was trained for.
+    pub context: Option<usize>,
 }
 
 impl Model {
@@ -102,6 +104,7 @@ impl Model {
         progress(LoadStage::Building);
         let architecture = Architecture::of(&file)?;
         let mut hparams = HParams::read(&file, architecture.name)?;
+        hparams.served_context = options.context.unwrap_or(usize::MAX).min(hparams.context_length);
         hparams.repeat = repeated(&file, architecture, &hparams, &options.repeat_layers)?;
         let model = Model::build(file, architecture, hparams)?;
         model.file.read_ahead();

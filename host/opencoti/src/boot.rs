@@ -58,7 +58,8 @@ impl std::fmt::Display for Summary {
 /// Loads and checks everything but the memory.
 pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f32)) -> Result<Prepared> {
     let path = settings.model.as_deref().context("no model is set; give `--model FILE` or `model.path`")?;
-    let options = LoadOptions { repeat_layers: settings.repeat_layers.clone() };
+    let options =
+        LoadOptions { repeat_layers: settings.repeat_layers.clone(), context: Some(asked_context(settings) as usize) };
     let model = load_model(path, &options, progress)?;
     let (template, template_source) = template(settings, &model)?;
     let n_ctx = context(settings, &model)?;
@@ -184,10 +185,15 @@ fn template(settings: &Settings, model: &Model) -> Result<(ChatTemplate, String)
     Ok((template, origin))
 }
 
+/// The context that is asked for, which a model may not reach.
+fn asked_context(settings: &Settings) -> u32 {
+    if settings.ctx_size == 0 { DEFAULT_CTX } else { settings.ctx_size }
+}
+
 fn context(settings: &Settings, model: &Model) -> Result<u32> {
     let trained = u32::try_from(model.hparams.context_length).unwrap_or(u32::MAX);
     match settings.ctx_size {
-        0 => Ok(trained.min(DEFAULT_CTX)),
+        0 => Ok(trained.min(asked_context(settings))),
         asked if asked <= trained => Ok(asked),
         asked => bail!("`engine.ctx_size` is {asked}, but the model was trained for {trained} tokens; lower it"),
     }

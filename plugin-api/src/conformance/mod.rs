@@ -9,10 +9,11 @@
 //! ```
 //! Each codec is opened for both sides, every head size of the plan and every set of options; a combination that the
 //! codec refuses as [`crate::Status::UNSUPPORTED`] is skipped and listed. How *good* a codec is, is for the lab to
-//! say; the report only carries the error it measured.
+//! say; the report only carries the error it measured. [`reference`](mod@reference) is the simplest codec that passes.
 
 mod checks;
 mod page;
+pub mod reference;
 
 use core::fmt;
 

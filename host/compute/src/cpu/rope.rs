@@ -97,6 +97,7 @@ fn scaled(rope: &Rope, mut f: Vec<f64>) -> (Vec<f64>, f64) {
             let magnitude = if ext == 0.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
             (f, magnitude * f64::from(attn_factor))
         }
+        RopeScaling::LongRope { attn_factor, .. } => (f, f64::from(attn_factor)),
         RopeScaling::Llama3 { factor, low, high, original_context } => {
             let (factor, low, high) = (f64::from(factor), f64::from(low), f64::from(high));
             for f in &mut f {
@@ -182,6 +183,18 @@ mod tests {
         let linear = Rope { scaling: RopeScaling::Linear { factor: 8.0 }, ..rope(RopePairing::Neox, 8, 1e4) };
         let (scaled, plain) = (Rotary::new(&linear, None), Rotary::new(&rope(RopePairing::Neox, 8, 1e4), None));
         assert_eq!(rotated(&scaled, 24), rotated(&plain, 3));
+    }
+
+    #[test]
+    fn longrope_divides_frequencies_by_its_factors_and_multiplies_what_it_rotates() {
+        let scaling = RopeScaling::LongRope { original_context: 4096, attn_factor: 1.19 };
+        let rotary = Rotary::new(&Rope { scaling, ..rope(RopePairing::Neox, 8, 1e4) }, Some(&[1.0, 2.0, 4.0, 8.0]));
+        let plain = Rotary::new(&rope(RopePairing::Neox, 8, 1e4), None);
+        for (i, divisor) in [1.0, 2.0, 4.0, 8.0].into_iter().enumerate() {
+            assert_eq!(rotary.frequencies()[i], plain.frequencies()[i] / divisor);
+        }
+        let expected: Vec<f64> = (1..=8).map(|x| 1.19 * f64::from(x)).collect();
+        assert_close(&rotated(&rotary, 0), &expected, 2e-6);
     }
 
     #[test]

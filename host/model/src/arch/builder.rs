@@ -2,12 +2,14 @@
 
 use std::collections::HashSet;
 
-use opencoti_compute::graph::{Activation, Graph, GraphBuilder, Value, WeightId};
+use opencoti_compute::graph::{
+    Activation, Graph, GraphBuilder, Rope, RopeId, RopePairing, RopeScaling, Value, WeightId,
+};
 use opencoti_compute::quant::WeightType;
 
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
-use crate::hparams::{HParams, HeadParams, LayerParams};
+use crate::hparams::{HParams, HeadParams, LONG_FACTORS, LayerParams, SHORT_FACTORS};
 use crate::layer_plan::Pass;
 use crate::weights::find_weight;
 
@@ -26,6 +28,10 @@ impl<'a> ArchBuilder<'a> {
 
     pub(super) fn has(&self, name: &str) -> bool {
         self.file.tensor(name).is_some()
+    }
+
+    fn has_matrix(&self, name: &str, cols: usize, rows: usize) -> bool {
+        self.file.tensor(name).is_some_and(|t| t.info().dims == [cols, rows])
     }
 
     /// A mandatory matrix of `rows` rows of `cols` elements.
@@ -53,6 +59,20 @@ impl<'a> ArchBuilder<'a> {
     /// Takes a tensor for known that no operation reads.
     pub(super) fn ignore(&mut self, name: &str) {
         self.known.insert(name.to_owned());
+    }
+
+    /// The rope of full-attention layers, with the divisors of its frequencies if the file has them. Of the two sets of
+    /// LongRoPE a model takes one for all it serves: keys of a sequence are rotated once, long before its length is known.
+    pub(super) fn rope(&mut self, hp: &HParams, pairing: RopePairing) -> Result<RopeId, ModelError> {
+        let n_rot = hp.head.n_rot;
+        let freq_divisors = match hp.rope_scaling {
+            RopeScaling::LongRope { original_context, .. } => {
+                let long = hp.served_context > original_context as usize;
+                Some(self.vector(if long { LONG_FACTORS } else { SHORT_FACTORS }, n_rot / 2)?)
+            }
+            _ => self.optional_vector("rope_freqs.weight", n_rot / 2)?,
+        };
+        Ok(self.graph.rope(Rope { pairing, n_rot, base: hp.rope_base, scaling: hp.rope_scaling, freq_divisors }))
     }
 
     /// `x * W^T`, from `{prefix}.weight`; with `{prefix}.scale` (a factor of the product that NVFP4 files carry) and
@@ -99,7 +119,7 @@ impl<'a> ArchBuilder<'a> {
         Ok(out)
     }
 
-    /// `down(act(gate x) * (up x))` of block `l`.
+    /// `down(act(gate x) * (up x))` of block `l`, from two projections or from a fused one (`ffn_up` with rows gate, up).
     pub(super) fn gated_ffn(
         &mut self,
         l: usize,
@@ -108,8 +128,17 @@ impl<'a> ArchBuilder<'a> {
         width: usize,
         act: Activation,
     ) -> Result<Value, ModelError> {
-        let gate = self.linear(&format!("blk.{l}.ffn_gate"), x, embedding, width)?;
-        let up = self.linear(&format!("blk.{l}.ffn_up"), x, embedding, width)?;
+        let up = format!("blk.{l}.ffn_up");
+        let [gate, up] = match self.has_matrix(&format!("{up}.weight"), embedding, width.saturating_mul(2)) {
+            true => {
+                let both = self.linear(&up, x, embedding, 2 * width)?;
+                [0, width].map(|start| self.graph.columns(both, start, width))
+            }
+            false => [
+                self.linear(&format!("blk.{l}.ffn_gate"), x, embedding, width)?,
+                self.linear(&up, x, embedding, width)?,
+            ],
+        };
         let gated = self.graph.gated_act(gate, up, act);
         self.linear(&format!("blk.{l}.ffn_down"), gated, width, embedding)
     }
@@ -122,9 +151,15 @@ impl<'a> ArchBuilder<'a> {
         }
     }
 
-    /// Final norm and head over the output rows of `x`; the embedding table is the head if the file has no other. Refuses files
-    /// with block tensors that have no place in the graph.
+    /// Ends the graph with final norm and head over the output rows of `x`; see [`end`](Self::end).
     pub(super) fn finish(mut self, x: Value, table: WeightId, hparams: &HParams) -> Result<Graph, ModelError> {
+        let (hidden, logits) = self.head(x, table, hparams)?;
+        self.end(hidden, logits)
+    }
+
+    /// The last hidden state of the output rows of `x`, and their logits. The embedding table is the head if the file has no
+    /// other.
+    pub(super) fn head(&mut self, x: Value, table: WeightId, hparams: &HParams) -> Result<(Value, Value), ModelError> {
         let norm = self.vector("output_norm.weight", hparams.embedding_length)?;
         let hidden = self.graph.rms_norm(x, norm, hparams.rms_eps);
         let logits = match self.has("output.weight") {
@@ -135,6 +170,11 @@ impl<'a> ArchBuilder<'a> {
             Some(cap) => self.graph.soft_cap(logits, cap),
             None => logits,
         };
+        Ok((hidden, logits))
+    }
+
+    /// Ends the graph. Refuses files with block tensors that have no place in it.
+    pub(super) fn end(self, hidden: Value, logits: Value) -> Result<Graph, ModelError> {
         let graph = self.graph.finish(hidden, logits);
         refuse_unused_block_tensors(self.file, &graph, &self.known)?;
         Ok(graph)

@@ -1,9 +1,17 @@
 //! Architectures: each is one file that turns hyperparameters and the tensors of a file into a graph.
 
+mod block;
 mod builder;
+mod gemma2;
 mod gemma3;
 mod gemma4;
+mod granite;
 mod llama;
+mod olmo2;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod smollm3;
 #[cfg(test)]
 mod tests;
 
@@ -23,10 +31,18 @@ pub struct Architecture {
     build: fn(&GgufFile, &HParams) -> Result<Graph, ModelError>,
 }
 
+/// By name.
 static ARCHITECTURES: &[Architecture] = &[
+    Architecture { name: "gemma2", repeats: true, build: gemma2::build },
     Architecture { name: "gemma3", repeats: true, build: gemma3::build },
     Architecture { name: "gemma4", repeats: true, build: gemma4::build },
+    Architecture { name: "granite", repeats: true, build: granite::build },
     Architecture { name: "llama", repeats: true, build: llama::build },
+    Architecture { name: "olmo2", repeats: true, build: olmo2::build },
+    Architecture { name: "phi3", repeats: true, build: phi3::build },
+    Architecture { name: "qwen2", repeats: true, build: qwen2::build },
+    Architecture { name: "qwen3", repeats: true, build: qwen3::build },
+    Architecture { name: "smollm3", repeats: true, build: smollm3::build },
 ];
 
 impl Architecture {

@@ -1,15 +1,11 @@
 //! Running a model as the engine does: the CPU executor over the paged cache, with keys and values kept as plain f32.
 
-use std::sync::Arc;
-
 use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config, Executor};
 use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId};
 use opencoti_model::Model;
-use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
-use opencoti_plugin_api::host::{Codec, CodecPlugin, Host, Instance, NoSink};
-use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
-use opencoti_plugin_api::{Error, PAGE_TOKENS};
+use opencoti_plugin_api::conformance::reference;
+use opencoti_plugin_api::kv_codec::Side;
 
 /// A model with its cache.
 pub(crate) struct Runner {
@@ -27,6 +23,8 @@ impl Runner {
         let executor =
             Executor::new(model.graph.clone(), model.weights.clone(), Box::new(Attention::new(&model.graph)), config)
                 .expect("an executor");
+        let codecs = reference::plain().expect("the reference codec");
+        let codec = |side, head_dim| codecs.open("f32", "{}", side, head_dim).expect("opens");
         let group = |group: opencoti_compute::graph::CacheGroup| GroupConfig {
             name: "kv".to_owned(),
             k: codec(Side::K, group.geometry.k_head_dim),
@@ -79,75 +77,4 @@ impl Runner {
         self.cache.commit(planned.id).expect("ends");
         logits
     }
-}
-
-/// Keys and values as they are, so that what is left of a difference is arithmetic.
-struct Plain;
-
-struct PlainCodec {
-    head_dim: usize,
-}
-
-impl Plugin for Plain {
-    const ABOUT: About = About {
-        name: "plain",
-        version: "1.0.0",
-        license: "MIT",
-        summary: "floats as they are",
-        capabilities: "",
-        config_schema: "",
-    };
-
-    fn create(_: Host, _: &serde_json::Value) -> Result<Self, Error> {
-        Ok(Plain)
-    }
-}
-
-impl KvCodecs for Plain {
-    type Codec = PlainCodec;
-
-    fn codecs(&self) -> &'static [CodecName] {
-        &[CodecName { name: "f32", summary: "floats" }]
-    }
-
-    fn open(&self, params: &OpenParams) -> Result<PlainCodec, Error> {
-        Ok(PlainCodec { head_dim: params.head_dim })
-    }
-}
-
-impl KvCodec for PlainCodec {
-    fn facts(&self) -> Facts {
-        Facts {
-            head_dim: self.head_dim,
-            tile_bytes: PAGE_TOKENS * self.head_dim * 4,
-            bits_per_value: 32.0,
-            rotated: false,
-            stage_tokens: 0,
-        }
-    }
-
-    fn append(&self, tile: &mut [u8], first_slot: usize, rows: Rows) -> Result<(), Error> {
-        let slots = tile.chunks_exact_mut(self.head_dim * 4).skip(first_slot);
-        for (slot, row) in slots.zip(rows.iter()) {
-            for (bytes, value) in slot.chunks_exact_mut(4).zip(row) {
-                bytes.copy_from_slice(&value.to_le_bytes());
-            }
-        }
-        Ok(())
-    }
-
-    fn decode_page(&self, tile: &[u8], first_slot: usize, mut rows: RowsMut) -> Result<(), Error> {
-        let slots = tile.chunks_exact(self.head_dim * 4).skip(first_slot);
-        for (i, slot) in (0..rows.len()).zip(slots) {
-            for (value, bytes) in rows.row(i).iter_mut().zip(slot.chunks_exact(4)) {
-                *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            }
-        }
-        Ok(())
-    }
-}
-
-fn codec(side: Side, head_dim: usize) -> Codec {
-    let instance = Instance::create(kv_codec_root::<Plain>(), "{}", Arc::new(NoSink)).expect("a plugin");
-    CodecPlugin::new(instance).expect("codecs").open("f32", "{}", side, head_dim).expect("opens")
 }

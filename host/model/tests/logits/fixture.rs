@@ -17,7 +17,7 @@ pub(crate) struct Fixture {
 }
 
 /// Every tiny model by name.
-pub(crate) const NAMES: [&str; 12] = [
+pub(crate) const NAMES: &[&str] = &[
     "llama",
     "llama-bias-untied",
     "llama-rope-freqs",
@@ -26,10 +26,22 @@ pub(crate) const NAMES: [&str; 12] = [
     "llama-head-128",
     "llama-head-96",
     "llama-9-heads",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3-yarn",
+    "gemma2",
     "gemma3",
     "gemma3-linear-capped",
     "gemma4",
     "gemma4-elastic",
+    "phi3",
+    "phi3-long",
+    "phi3-short",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "granite",
 ];
 
 /// Path of a fixture file.

@@ -183,7 +183,7 @@ fn readers_have_no_cache_and_work_on_output_rows_alone() {
 #[test]
 fn a_reader_takes_the_latest_pass_of_its_source_that_ran_before_it() {
     // Blocks 0 1 2 3 1 2 3 4 5.
-    let options = LoadOptions { repeat_layers: "1-4".parse().expect("a plan") };
+    let options = LoadOptions { repeat_layers: "1-4".parse().expect("a plan"), ..LoadOptions::default() };
     let model = Model::load_with(&path("gemma4-elastic.gguf"), &options, |_| {}).expect("loads");
     assert_eq!(read(&model.graph), [0, 1, 2, 1, 3, 4, 3, 3, 4]);
     let tokens = fixture("gemma4-elastic").tokens;

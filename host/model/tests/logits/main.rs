@@ -5,6 +5,7 @@ mod cached;
 mod fixture;
 mod gemma4;
 mod graphs;
+mod mistakes;
 mod parity;
 mod real;
 mod reference;

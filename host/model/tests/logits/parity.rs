@@ -2,11 +2,10 @@
 //! are cut into steps, whatever else is in the batch, and after taking tokens back.
 
 use opencoti_kv::Outputs;
-use opencoti_model::Model;
-use opencoti_model::arch::Architecture;
 use proptest::prelude::*;
 
 use crate::cached::Runner;
+use crate::mistakes::rebuilt;
 use crate::{Fixture, NAMES, TOLERANCE, fixture, max_diff};
 
 impl Fixture {
@@ -39,7 +38,7 @@ fn in_chunks(runner: &mut Runner, tokens: &[u32], sizes: impl Iterator<Item = us
 
 #[test]
 fn one_batch_agrees_with_transformers() {
-    for name in NAMES {
+    for &name in NAMES {
         let f = fixture(name);
         for threads in [1, 2] {
             let mut runner = Runner::new(&f.model, threads);
@@ -51,7 +50,7 @@ fn one_batch_agrees_with_transformers() {
 
 #[test]
 fn token_by_token_agrees_with_transformers() {
-    for name in NAMES {
+    for &name in NAMES {
         let f = fixture(name);
         let logits = in_chunks(&mut Runner::new(&f.model, 1), &f.tokens, std::iter::repeat(1));
         assert_close(name, "token by token", &logits, &f.logits);
@@ -63,7 +62,7 @@ proptest! {
 
     #[test]
     fn random_splits_agree_with_transformers(sizes in prop::collection::vec(1usize..12, 41)) {
-        for name in NAMES {
+        for &name in NAMES {
             let f = fixture(name);
             let logits = in_chunks(&mut Runner::new(&f.model, 1), &f.tokens, sizes.iter().copied());
             prop_assert!(max_diff(&logits, &f.logits) <= TOLERANCE, "{name} in {sizes:?}");
@@ -73,7 +72,7 @@ proptest! {
 
 #[test]
 fn an_interleaved_sequence_changes_nothing() {
-    for name in NAMES {
+    for &name in NAMES {
         let f = fixture(name);
         let mut runner = Runner::new(&f.model, 2);
         let (a, b) = (runner.create(), runner.create());
@@ -98,7 +97,7 @@ fn an_interleaved_sequence_changes_nothing() {
 
 #[test]
 fn rows_without_outputs_change_nothing() {
-    for name in NAMES {
+    for &name in NAMES {
         let f = fixture(name);
         let mut runner = Runner::new(&f.model, 2);
         let (a, b) = (runner.create(), runner.create());
@@ -115,7 +114,7 @@ fn rows_without_outputs_change_nothing() {
 
 #[test]
 fn tokens_taken_back_leave_no_trace() {
-    for name in NAMES {
+    for &name in NAMES {
         let f = fixture(name);
         let mut runner = Runner::new(&f.model, 1);
         let seq = runner.create();
@@ -132,10 +131,7 @@ fn tokens_taken_back_leave_no_trace() {
 fn a_window_off_by_one_is_seen() {
     let f = fixture("gemma3");
     for window in [7, 9] {
-        let mut hparams = f.model.hparams.clone();
-        hparams.sliding_window = Some(window);
-        let arch = Architecture::of(&f.model.file).expect("known");
-        let model = Model::build(f.model.file.clone(), arch, hparams).expect("builds");
+        let model = rebuilt(&f.model, |hp| hp.sliding_window = Some(window));
         let logits = in_chunks(&mut Runner::new(&model, 1), &f.tokens, std::iter::repeat(6));
         assert!(max_diff(&logits, &f.logits) > 0.1, "{window}");
     }

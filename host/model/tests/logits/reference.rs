@@ -20,10 +20,6 @@ pub(crate) fn logits_with(graph: &Graph, weights: &[Weight], tokens: &[u32], gel
     run.value(graph.logits.expect("logits")).iter().flatten().map(|&v| v as f32).collect()
 }
 
-fn gelu_tanh(x: f64) -> f64 {
-    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
-}
-
 struct Run<'a> {
     graph: &'a Graph,
     weights: &'a [Weight],
@@ -106,9 +102,9 @@ impl Run<'_> {
                 (out, attend(&rotated, k, v, geometry, f64::from(scale), softcap.map(f64::from)))
             }
             Op::GatedAct { out, gate, up, act } => {
-                let f = |g: f64| match act {
-                    Activation::Silu => g / (1.0 + (-g).exp()),
-                    Activation::GeluTanh => (self.gelu)(g),
+                let f: fn(f64) -> f64 = match act {
+                    Activation::Silu => silu,
+                    Activation::GeluTanh => self.gelu,
                 };
                 (out, zip_rows(self.value(gate), self.value(up), |g, u| f(g) * u))
             }
@@ -152,6 +148,7 @@ impl Run<'_> {
                 let mixed = plain.enumerate().map(|(i, f)| f / factor * (1.0 - kept(i)) + f * kept(i)).collect();
                 (mixed, (0.1 * factor.ln() + 1.0) * f64::from(attn_factor))
             }
+            RopeScaling::LongRope { attn_factor, .. } => (plain.collect(), f64::from(attn_factor)),
             RopeScaling::Llama3 { factor, low, high, original_context } => {
                 let (factor, low, high) = (f64::from(factor), f64::from(low), f64::from(high));
                 let divide = |f: f64| {
@@ -163,6 +160,15 @@ impl Run<'_> {
             }
         }
     }
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// GELU by its tanh form.
+pub(crate) fn gelu_tanh(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
 fn rotate(head: &[f64], position: usize, rope: &Rope, (frequencies, magnitude): &(Vec<f64>, f64)) -> Vec<f64> {

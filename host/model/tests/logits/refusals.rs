@@ -30,6 +30,28 @@ fn a_missing_tensor_is_named_with_its_dimensions() {
 }
 
 #[test]
+fn a_qwen2_without_a_bias_is_refused() {
+    let without = |name: &'static str| {
+        let (_dir, file) = rewrite(&fixture("qwen2").model.file, |writer, tensor| (tensor == name).then_some(writer));
+        load(file).expect_err("must be refused")
+    };
+    for (name, dims) in [("blk.0.attn_q.bias", "{64}"), ("blk.1.attn_k.bias", "{32}"), ("blk.1.attn_v.bias", "{32}")] {
+        let message = without(name);
+        let expected = format!("tensor {name:?} is missing; expected one of dimensions {dims}");
+        assert!(message.contains(&expected), "{message}");
+    }
+}
+
+#[test]
+fn a_longrope_model_without_its_factors_is_refused() {
+    let (_dir, file) = rewrite(&fixture("phi3-long").model.file, |writer, tensor| {
+        (tensor == "rope_factors_long.weight").then(|| writer.str("phi3.rope.scaling.type", "longrope"))
+    });
+    let message = load(file).expect_err("must be refused");
+    assert!(message.contains("\"rope_factors_long.weight\" is missing"), "{message}");
+}
+
+#[test]
 fn a_tensor_of_another_shape_or_type_is_refused() {
     let zeros = |n: usize| vec![0.0f32; n];
     let message =
@@ -66,7 +88,7 @@ fn senseless_hyperparameters_are_refused_by_key() {
         (
             "general.architecture",
             Value::Str("mamba".into()),
-            "the architecture \"mamba\" is not supported; known are gemma3, gemma4, llama",
+            "the architecture \"mamba\" is not supported; known are gemma2, gemma3",
         ),
         ("general.architecture", Value::U32(1), "expected a string"),
         ("llama.block_count", Value::U32(4_000_000_000), "says 4000000000 blocks, but the file has only"),
@@ -82,7 +104,11 @@ fn senseless_hyperparameters_are_refused_by_key() {
         ("llama.rope.dimension_count", Value::U32(7), "expected an even number"),
         ("llama.rope.dimension_count", Value::U32(8), "expected the head size 16"),
         ("llama.rope.freq_base", Value::F32(f32::NAN), "expected a finite number"),
-        ("llama.rope.scaling.type", Value::Str("longrope".into()), "supported are none, linear, yarn and llama3"),
+        (
+            "llama.rope.scaling.type",
+            Value::Str("dynamic".into()),
+            "supported are none, linear, yarn, llama3 and longrope",
+        ),
         ("llama.rope.scaling.type", Value::Str("yarn".into()), "yarn scaling needs it"),
         ("llama.attention.layer_norm_rms_epsilon", Value::F32(-1.0), "expected a number above 0"),
         ("llama.expert_count", Value::U32(8), "llama with experts"),

@@ -22,7 +22,7 @@ const PLANS: [(&str, &str); 7] = [
 ];
 
 fn with_plan(name: &str, plan: &str) -> Result<Model, ModelError> {
-    let options = LoadOptions { repeat_layers: plan.parse().expect("a plan") };
+    let options = LoadOptions { repeat_layers: plan.parse().expect("a plan"), ..LoadOptions::default() };
     Model::load_with(&path(&format!("{name}.gguf")), &options, |_| {})
 }
 

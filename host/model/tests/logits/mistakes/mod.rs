@@ -1,0 +1,91 @@
+//! Mistakes that ports of these architectures really had, each made on purpose: the tiny models must show every one of them. A
+//! family adds its rows in a file of its own.
+
+mod dense;
+
+use opencoti_compute::graph::{Graph, Op};
+use opencoti_model::Model;
+use opencoti_model::arch::Architecture;
+use opencoti_model::hparams::HParams;
+
+use crate::{Fixture, TOLERANCE, fixture, max_diff, reference};
+
+/// A mistake and the tiny models that show it.
+pub(crate) struct Mistake {
+    /// What is wrong.
+    what: &'static str,
+    /// Models whose logits must show it.
+    models: &'static [&'static str],
+    /// How it is made.
+    change: Change,
+}
+
+/// Where a mistake is made.
+pub(crate) enum Change {
+    /// In the hyperparameters, before the graph is built.
+    HParams(fn(&mut HParams)),
+    /// In the graph.
+    Graph(fn(&mut Graph)),
+    /// In the GELU of the interpreter.
+    Gelu(fn(f64) -> f64),
+}
+
+/// Every family's rows.
+const TABLE: [&[Mistake]; 1] = [dense::ROWS];
+
+/// How far logits must be off: well above what rounding explains.
+const SEEN: f32 = 3.0 * TOLERANCE;
+
+#[test]
+fn every_mistake_is_seen() {
+    let mut missed = Vec::new();
+    for mistake in TABLE.into_iter().flatten() {
+        for name in mistake.models {
+            let diff = diff_with(&fixture(name), &mistake.change);
+            println!("{}, {name}: {diff}", mistake.what);
+            if !(diff.is_finite() && diff > SEEN) {
+                missed.push(format!("{}, {name}: {diff}", mistake.what));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "not seen: {missed:#?}");
+}
+
+fn diff_with(fixture: &Fixture, change: &Change) -> f32 {
+    let mut model = fixture.model.clone();
+    let mut gelu: fn(f64) -> f64 = reference::gelu_tanh;
+    match change {
+        Change::HParams(change) => model = rebuilt(&model, change),
+        Change::Graph(change) => change(&mut model.graph),
+        Change::Gelu(other) => gelu = *other,
+    }
+    let logits = reference::logits_with(&model.graph, &model.weights, &fixture.tokens, gelu);
+    max_diff(&logits, &fixture.logits)
+}
+
+/// The model that other hyperparameters give.
+pub(crate) fn rebuilt(model: &Model, change: impl Fn(&mut HParams)) -> Model {
+    let mut hparams = model.hparams.clone();
+    change(&mut hparams);
+    let arch = Architecture::of(&model.file).expect("known");
+    Model::build(model.file.clone(), arch, hparams).expect("builds")
+}
+
+/// Turns operations into the identity.
+pub(crate) fn skip(graph: &mut Graph, which: impl Fn(&Graph, &Op) -> bool) {
+    for i in 0..graph.ops.len() {
+        if which(graph, &graph.ops[i]) {
+            let (out, x) = match graph.ops[i] {
+                Op::RmsNorm { out, x, .. } | Op::Scale { out, x, .. } | Op::SoftCap { out, x, .. } => (out, x),
+                ref other => panic!("cannot be skipped: {other:?}"),
+            };
+            graph.ops[i] = Op::Scale { out, x, factor: 1.0 };
+        }
+    }
+}
+
+/// Whether an operation is the norm of this name in some block.
+pub(crate) fn is_norm(graph: &Graph, op: &Op, name: &str) -> bool {
+    let Op::RmsNorm { weight: Some(weight), .. } = op else { return false };
+    graph.weights[weight.0 as usize].name.split('.').nth(2) == Some(name)
+}
