@@ -17,6 +17,7 @@ cargo xtask COMMAND
   test [--fast]                        format, lints, licences, all tests, fuzzing for a bounded time, the OpenAI client's
                                        session; --fast fetches no models and leaves out the last two
   fetch NAME                           fetch a model into the cache and print its path
+  synth [PRESET --out FILE ...]        write a made-up model of a real one's shape; without arguments, list the presets
   fuzz [TARGET] [--seconds N]          run one or all fuzz targets
   licences                             check the licences of all dependencies against deny.toml
 
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         "run" => run::run(rest),
         "test" => test::test(rest),
         "fetch" => models::fetch_command(rest),
+        "synth" => run::synth(rest),
         "fuzz" => test::fuzz(rest),
         "licences" => licences::check(),
         "help" | "--help" | "-h" => {

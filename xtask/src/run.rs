@@ -29,6 +29,13 @@ pub fn target_folder() -> Result<PathBuf> {
     metadata["target_directory"].as_str().map(PathBuf::from).context("cargo metadata names no target folder")
 }
 
+/// `cargo xtask synth`.
+pub fn synth(args: &[String]) -> Result<()> {
+    let mut command = cache::cargo();
+    command.args(["run", "--release", "--quiet", "--package", "opencoti-model", "--example", "synth", "--"]).args(args);
+    cache::run(&mut command)
+}
+
 /// `cargo xtask run`.
 pub fn run(args: &[String]) -> Result<()> {
     let (own, flags) = match args.iter().position(|a| a == "--") {

@@ -33,8 +33,23 @@ pub struct WeightDecl {
     pub name: String,
     /// Length of a row (ne0 of the file).
     pub cols: usize,
-    /// Rows; 1 for a vector.
+    /// Rows, those of all experts together; 1 for a vector.
     pub rows: usize,
+    /// Matrices of equal size that lie one after the other; 1 unless it is a stack of experts.
+    pub experts: usize,
+}
+
+/// Some rows of every expert in a stack, which a product multiplies with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Experts {
+    /// The stack.
+    pub stack: WeightId,
+    /// The first of each expert's rows.
+    pub first: usize,
+    /// How many from there on.
+    pub rows: usize,
+    /// A factor of each expert's products.
+    pub scale: Option<WeightId>,
 }
 
 /// How rope pairs the elements of a head.
@@ -144,6 +159,17 @@ pub enum Op {
     SelectOutputs { out: Value, x: Value },
     /// Columns `start .. start + width` of every row (parts of a fused projection).
     Columns { out: Value, x: Value, start: usize },
+    /// `out = x * sigmoid(gate)`; each element of `gate` serves `width(x) / width(gate)` elements of `x` in a run.
+    Gate { out: Value, x: Value, gate: Value },
+    /// Chooses the `k` experts of the largest logits for each row, of equal ones the first. `out` holds `k` experts by
+    /// number, the largest first, then as many weights: their shares of the softmax over all experts, which `renorm`
+    /// makes sum to one.
+    Route { out: Value, logits: Value, renorm: bool },
+    /// For each row and each expert that `route` chose for it a row of products with that expert's rows. `x` has one row
+    /// for all of these, or one for each, which an earlier product made.
+    ExpertMatMul { out: Value, x: Value, route: Value, experts: Experts },
+    /// For each row the sum of its experts' rows of `x`, each times its weight in `route`.
+    Combine { out: Value, x: Value, route: Value },
 }
 
 /// Layers that share pages: one page-table entry serves them all.
@@ -223,15 +249,23 @@ impl GraphBuilder {
 
     /// Names a matrix of `rows` rows of `cols` elements; the same name gives the same id.
     pub fn weight(&mut self, name: impl Into<String>, cols: usize, rows: usize) -> WeightId {
-        let name = name.into();
-        if let Some(&id) = self.weight_ids.get(&name) {
-            let known = &self.graph.weights[id.0 as usize];
-            assert_eq!((known.cols, known.rows), (cols, rows), "`{name}` declared with two shapes");
+        self.declare(WeightDecl { name: name.into(), cols, rows, experts: 1 })
+    }
+
+    /// Names a stack of `experts` matrices of `rows` rows of `cols` elements.
+    pub fn expert_stack(&mut self, name: impl Into<String>, cols: usize, rows: usize, experts: usize) -> WeightId {
+        let rows = rows.checked_mul(experts).expect("a stack that a file can hold");
+        self.declare(WeightDecl { name: name.into(), cols, rows, experts })
+    }
+
+    fn declare(&mut self, decl: WeightDecl) -> WeightId {
+        if let Some(&id) = self.weight_ids.get(&decl.name) {
+            assert_eq!(self.graph.weights[id.0 as usize], decl, "one name declared with two shapes");
             return id;
         }
         let id = WeightId(self.graph.weights.len() as u32);
-        self.graph.weights.push(WeightDecl { name: name.clone(), cols, rows });
-        self.weight_ids.insert(name, id);
+        self.weight_ids.insert(decl.name.clone(), id);
+        self.graph.weights.push(decl);
         id
     }
 
@@ -394,6 +428,42 @@ impl GraphBuilder {
         assert!(start + width <= self.width(x));
         let out = self.value(width);
         self.graph.ops.push(Op::Columns { out, x, start });
+        out
+    }
+
+    /// `x * sigmoid(gate)`, the gate as wide as `x` or with one element for each of its equal parts.
+    pub fn gate(&mut self, x: Value, gate: Value) -> Value {
+        assert!(self.width(x).is_multiple_of(self.width(gate)));
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::Gate { out, x, gate });
+        out
+    }
+
+    /// The `k` experts of each row, and their weights.
+    pub fn route(&mut self, logits: Value, k: usize, renorm: bool) -> Value {
+        assert!(k > 0 && k <= self.width(logits), "{k} of {} experts", self.width(logits));
+        let out = self.value(2 * k);
+        self.graph.ops.push(Op::Route { out, logits, renorm });
+        out
+    }
+
+    /// `x` times rows of its experts: a row of products for each.
+    pub fn expert_matmul(&mut self, x: Value, route: Value, experts: Experts) -> Value {
+        let decl = self.decl(experts.stack);
+        assert_eq!(decl.cols, self.width(x), "input of `{}`", decl.name);
+        assert!(experts.first + experts.rows <= decl.rows / decl.experts, "rows of `{}`", decl.name);
+        if let Some(scale) = experts.scale {
+            assert_eq!(self.decl(scale).cols, decl.experts, "`{}`", self.decl(scale).name);
+        }
+        let out = self.value(experts.rows);
+        self.graph.ops.push(Op::ExpertMatMul { out, x, route, experts });
+        out
+    }
+
+    /// The weighted sum over each row's experts.
+    pub fn combine(&mut self, x: Value, route: Value) -> Value {
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::Combine { out, x, route });
         out
     }
 

@@ -58,6 +58,12 @@ pub struct HParams {
     pub expert_count: usize,
     /// Blocks that run twice.
     pub repeat: RepeatLayers,
+    /// Experts that a token gets; 0 for a dense model, else at most [`expert_count`](Self::expert_count).
+    pub expert_used_count: usize,
+    /// Width of an expert's feed-forward, if the file says.
+    pub expert_feed_forward: Option<usize>,
+    /// Width of the feed-forward of the expert that serves every token, if there is one.
+    pub shared_expert_feed_forward: Option<usize>,
 }
 
 /// What may differ between layers.
@@ -67,7 +73,7 @@ pub struct LayerParams {
     pub n_heads: usize,
     /// KV heads; divides the query heads.
     pub n_kv_heads: usize,
-    /// Width of the feed-forward.
+    /// Width of the feed-forward; may be 0 where there are experts.
     pub feed_forward: usize,
 }
 
@@ -149,6 +155,9 @@ impl HParams {
             final_softcap: keys.number("final_logit_softcapping")?,
             expert_count: keys.size("expert_count")?.unwrap_or(0),
             repeat: RepeatLayers::default(),
+            expert_used_count: keys.expert_used_count()?,
+            expert_feed_forward: keys.size("expert_feed_forward_length")?.filter(|&w| w > 0),
+            shared_expert_feed_forward: keys.size("expert_shared_feed_forward_length")?.filter(|&w| w > 0),
         })
     }
 
@@ -213,6 +222,15 @@ impl<'a> Keys<'a> {
         Ok(self.meta.bool(&self.name(key))?)
     }
 
+    fn expert_used_count(&self) -> Result<usize, ModelError> {
+        let (count, used) = (self.size("expert_count")?.unwrap_or(0), self.size("expert_used_count")?.unwrap_or(0));
+        match count {
+            0 => Ok(0),
+            _ if (1..=count).contains(&used) => Ok(used),
+            _ => Err(self.error("expert_used_count", format!("is {used}, expected 1 to the {count} experts"))),
+        }
+    }
+
     fn layers(&self, count: usize) -> Result<Vec<LayerParams>, ModelError> {
         let per_layer = |key: &str| self.meta.per_layer_u32(&self.name(key), count);
         let required = |key: &str| {
@@ -220,23 +238,28 @@ impl<'a> Keys<'a> {
         };
         let heads = required("attention.head_count")?;
         let kv_heads = per_layer("attention.head_count_kv")?.unwrap_or_else(|| heads.clone());
-        let widths = required("feed_forward_length")?;
+        // A model of experts alone has none.
+        let dense = self.size("expert_count")?.unwrap_or(0) == 0;
+        let widths = match per_layer("feed_forward_length")? {
+            None if !dense => vec![0; count],
+            _ => required("feed_forward_length")?,
+        };
         let layers = (0..count).map(|l| LayerParams {
             n_heads: heads[l] as usize,
             n_kv_heads: kv_heads[l] as usize,
             feed_forward: widths[l] as usize,
         });
-        layers.enumerate().map(|(l, layer)| self.check_layer(l, layer)).collect()
+        layers.enumerate().map(|(l, layer)| self.check_layer(l, layer, dense)).collect()
     }
 
-    fn check_layer(&self, l: usize, layer: LayerParams) -> Result<LayerParams, ModelError> {
+    fn check_layer(&self, l: usize, layer: LayerParams, dense: bool) -> Result<LayerParams, ModelError> {
         let LayerParams { n_heads, n_kv_heads, feed_forward } = layer;
         for (key, size) in [
             ("attention.head_count", n_heads),
             ("attention.head_count_kv", n_kv_heads),
             ("feed_forward_length", feed_forward),
         ] {
-            if size == 0 {
+            if size == 0 && (dense || key != "feed_forward_length") {
                 return Err(self.error(key, format!("is 0 in layer {l}, expected at least 1")));
             }
         }

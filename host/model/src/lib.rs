@@ -3,12 +3,14 @@
 
 pub mod arch;
 pub mod chat;
+pub mod demands;
 mod error;
 mod file_type;
 pub mod gguf;
 pub mod hparams;
 pub mod layer_plan;
 mod model;
+pub mod synth;
 pub mod tokenizer;
 mod tokenizer_keys;
 mod weights;

@@ -15,7 +15,7 @@ use crate::gguf::{GgufFile, TensorData};
 /// A tensor is missing, of another shape, or of a type that is no weight type.
 pub(crate) fn bind(graph: &Graph, file: &GgufFile) -> Result<Vec<Weight>, ModelError> {
     let weights = graph.weights.iter().map(|decl| {
-        let (ty, tensor) = find_weight(file, &decl.name, decl.cols, decl.rows)?;
+        let (ty, tensor) = find_weight(file, &decl.name, &[decl.cols, decl.rows / decl.experts, decl.experts])?;
         Weight::new(ty, decl.rows, decl.cols, Arc::new(tensor)).map_err(|e| ModelError::Tensor {
             file: file.name().to_owned(),
             tensor: decl.name.clone(),
@@ -25,15 +25,10 @@ pub(crate) fn bind(graph: &Graph, file: &GgufFile) -> Result<Vec<Weight>, ModelE
     weights.collect()
 }
 
-/// The tensor of this name, checked to be of a weight type and to have `rows` rows of `cols` elements.
-pub(crate) fn find_weight(
-    file: &GgufFile,
-    name: &str,
-    cols: usize,
-    rows: usize,
-) -> Result<(WeightType, TensorData), ModelError> {
+/// The tensor of this name, checked to be of a weight type and to have these dimensions, the fastest first.
+pub(crate) fn find_weight(file: &GgufFile, name: &str, dims: &[usize]) -> Result<(WeightType, TensorData), ModelError> {
     let (file_name, tensor_name) = (|| file.name().to_owned(), || name.to_owned());
-    let expected = Dims::of(&[cols, rows]);
+    let expected = Dims::of(dims);
     let Some(tensor) = file.tensor(name) else {
         return Err(ModelError::MissingTensor { file: file_name(), tensor: tensor_name(), expected });
     };

@@ -56,6 +56,14 @@ per_isa! {
     /// `out = factor · x`.
     scale(x: &[f32], factor: f32, out: &mut [f32]) = scale_loop
 }
+per_isa! {
+    /// `out += factor · x`.
+    add_scaled(x: &[f32], factor: f32, out: &mut [f32]) = add_scaled_loop
+}
+per_isa! {
+    /// `out = x ⊙ sigmoid(gate)`, each element of the gate for an equal part of `x`.
+    gate(x: &[f32], gate: &[f32], out: &mut [f32]) = gate_loop
+}
 
 #[inline(always)]
 fn rms_norm_loop(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
@@ -122,6 +130,27 @@ fn scale_loop(x: &[f32], factor: f32, out: &mut [f32]) {
 }
 
 #[inline(always)]
+fn add_scaled_loop(x: &[f32], factor: f32, out: &mut [f32]) {
+    for (o, x) in out.iter_mut().zip(x) {
+        *o += x * factor;
+    }
+}
+
+#[inline(always)]
+fn gate_loop(x: &[f32], gate: &[f32], out: &mut [f32]) {
+    let part = x.len() / gate.len();
+    if part == 1 {
+        for ((o, x), g) in out.iter_mut().zip(x).zip(gate) {
+            *o = x * sigmoid(*g);
+        }
+        return;
+    }
+    for ((out, x), g) in out.chunks_exact_mut(part).zip(x.chunks_exact(part)).zip(gate) {
+        scale_loop(x, sigmoid(*g), out);
+    }
+}
+
+#[inline(always)]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
@@ -169,6 +198,20 @@ mod tests {
             close(&out, &[-0.2384058, 0.3112297, 2.0 * 0.7310586], 2e-7);
             soft_cap(isa, &[-300.0, 0.0, 15.0], 30.0, &mut out);
             close(&out, &[-30.0, 0.0, 30.0 * 0.5f64.tanh()], 4e-6);
+        }
+    }
+
+    #[test]
+    fn a_gate_serves_equal_parts_of_a_row() {
+        let half = 1.0 / (1.0 + (-0.5f64).exp());
+        for isa in Isa::available() {
+            let mut out = [0.0; 4];
+            gate(isa, &[1.0, 2.0, 3.0, 4.0], &[0.5, 0.0], &mut out);
+            close(&out, &[half, 2.0 * half, 1.5, 2.0], 3e-7);
+            gate(isa, &[1.0, 2.0, 3.0, 4.0], &[0.5, 0.0, 0.5, 0.0], &mut out);
+            close(&out, &[half, 1.0, 3.0 * half, 2.0], 3e-7);
+            add_scaled(isa, &[1.0; 4], 2.0, &mut out);
+            close(&out, &[half + 2.0, 3.0, 3.0 * half + 2.0, 4.0], 4e-7);
         }
     }
 

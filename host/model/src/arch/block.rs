@@ -4,6 +4,7 @@
 use opencoti_compute::graph::{Activation, KvGeometry, RopeId, Value};
 
 use super::builder::ArchBuilder;
+use super::moe::Moe;
 use crate::error::ModelError;
 use crate::hparams::{HParams, HeadParams};
 use crate::layer_plan::Pass;
@@ -66,7 +67,7 @@ impl Norms {
     pub(super) const AFTER: Norms = Norms { attention_in: None, ffn_in: None, ..Norms::AROUND };
 }
 
-/// A block of attention and a dense gated feed-forward.
+/// A block of attention and a gated feed-forward, or experts of it where the model has them.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub(super) attention: Attention,
@@ -87,7 +88,10 @@ impl ArchBuilder<'_> {
     /// A block over the residual stream `x`.
     pub(super) fn block(&mut self, hp: &HParams, pass: Pass, x: Value, block: &Block) -> Result<Value, ModelError> {
         let (l, e, width) = (pass.block, hp.embedding_length, hp.layers[pass.block].feed_forward);
-        self.block_with(hp, pass, x, block, |b, a| b.gated_ffn(l, a, e, width, block.activation))
+        self.block_with(hp, pass, x, block, |b, a| match hp.expert_count {
+            0 => b.gated_ffn(l, a, e, width, block.activation),
+            _ => b.moe_ffn(l, a, a, e, Moe::of(hp, l, block.activation)),
+        })
     }
 
     /// A block with another feed-forward, a function of the normed residual stream.

@@ -16,7 +16,7 @@ use crate::weights::find_weight;
 /// A [`GraphBuilder`] that knows the file: each weight is looked up and its shape checked before it enters the graph.
 pub(super) struct ArchBuilder<'a> {
     pub(super) graph: GraphBuilder,
-    file: &'a GgufFile,
+    pub(super) file: &'a GgufFile,
     /// Tensors that the architecture knows and that are no weights of the graph.
     known: HashSet<String>,
 }
@@ -34,10 +34,27 @@ impl<'a> ArchBuilder<'a> {
         self.file.tensor(name).is_some_and(|t| t.info().dims == [cols, rows])
     }
 
+    /// Elements of a tensor, if the file has it.
+    pub(super) fn elements(&self, name: &str) -> Option<usize> {
+        self.file.tensor(name).map(|tensor| tensor.info().elements())
+    }
+
     /// A mandatory matrix of `rows` rows of `cols` elements.
     pub(super) fn matrix(&mut self, name: &str, cols: usize, rows: usize) -> Result<WeightId, ModelError> {
-        find_weight(self.file, name, cols, rows)?;
+        find_weight(self.file, name, &[cols, rows])?;
         Ok(self.graph.weight(name, cols, rows))
+    }
+
+    /// A mandatory stack of `experts` matrices of `rows` rows of `cols` elements.
+    pub(super) fn expert_stack(
+        &mut self,
+        name: &str,
+        cols: usize,
+        rows: usize,
+        experts: usize,
+    ) -> Result<WeightId, ModelError> {
+        find_weight(self.file, name, &[cols, rows, experts])?;
+        Ok(self.graph.expert_stack(name, cols, rows, experts))
     }
 
     /// A mandatory vector.
@@ -128,19 +145,32 @@ impl<'a> ArchBuilder<'a> {
         width: usize,
         act: Activation,
     ) -> Result<Value, ModelError> {
-        let up = format!("blk.{l}.ffn_up");
+        self.gated_ffn_named(l, "", x, embedding, width, act)
+    }
+
+    /// The same with `kind` behind the names of the weights.
+    pub(super) fn gated_ffn_named(
+        &mut self,
+        l: usize,
+        kind: &str,
+        x: Value,
+        embedding: usize,
+        width: usize,
+        act: Activation,
+    ) -> Result<Value, ModelError> {
+        let up = format!("blk.{l}.ffn_up{kind}");
         let [gate, up] = match self.has_matrix(&format!("{up}.weight"), embedding, width.saturating_mul(2)) {
             true => {
                 let both = self.linear(&up, x, embedding, 2 * width)?;
                 [0, width].map(|start| self.graph.columns(both, start, width))
             }
             false => [
-                self.linear(&format!("blk.{l}.ffn_gate"), x, embedding, width)?,
+                self.linear(&format!("blk.{l}.ffn_gate{kind}"), x, embedding, width)?,
                 self.linear(&up, x, embedding, width)?,
             ],
         };
         let gated = self.graph.gated_act(gate, up, act);
-        self.linear(&format!("blk.{l}.ffn_down"), gated, width, embedding)
+        self.linear(&format!("blk.{l}.ffn_down{kind}"), gated, width, embedding)
     }
 
     /// Goes on with the output rows alone behind the last attention: nothing later reads other rows.
@@ -182,8 +212,8 @@ impl<'a> ArchBuilder<'a> {
 }
 
 /// The value of a tensor of one f32.
-fn scalar(file: &GgufFile, name: &str) -> Result<f32, ModelError> {
-    let (ty, tensor) = find_weight(file, name, 1, 1)?;
+pub(super) fn scalar(file: &GgufFile, name: &str) -> Result<f32, ModelError> {
+    let (ty, tensor) = find_weight(file, name, &[1])?;
     match (ty, <[u8; 4]>::try_from(tensor.bytes())) {
         (WeightType::F32, Ok(bytes)) => Ok(f32::from_le_bytes(bytes)),
         (ty, _) => Err(tensor_error(file, name, format!("is of type {ty}, expected F32"))),

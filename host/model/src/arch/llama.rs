@@ -1,7 +1,7 @@
-//! `llama`: Llama 2 and 3, SmolLM2, Mistral and their like.
+//! `llama`: Llama 2 and 3, SmolLM2, Mistral and Mixtral, and their like.
 //!
-//! Pre-norm attention with interleaved rope (converters permute the rows of q and k for it), SwiGLU, no caps. Projections may
-//! carry biases; Llama 3 files bring the divisors of their rope frequencies as a tensor; a sliding window, where a file has one
+//! Pre-norm attention with interleaved rope (converters permute the rows of q and k for it), SwiGLU or experts of it, no
+//! caps. Projections may carry biases; Llama 3 files bring the divisors of their rope frequencies as a tensor; a sliding window, where a file has one
 //! (Mistral 7B v0.1), is that of all layers unless a pattern says otherwise.
 
 use opencoti_compute::graph::{Graph, RopePairing};
@@ -31,9 +31,6 @@ fn check(file: &GgufFile, hp: &HParams) -> Result<(), ModelError> {
     let error = |key: &str, detail: String| {
         Err(ModelError::Key { file: file.name().to_owned(), key: format!("llama.{key}"), detail })
     };
-    if hp.expert_count > 0 {
-        return error("expert_count", format!("is {}; llama with experts (Mixtral) is not supported", hp.expert_count));
-    }
     if hp.head.n_rot != hp.head.key {
         let detail = format!("is {}, expected the head size {}", hp.head.n_rot, hp.head.key);
         return error("rope.dimension_count", detail);

@@ -7,10 +7,12 @@ mod gemma3;
 mod gemma4;
 mod granite;
 mod llama;
+mod moe;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3moe;
 mod smollm3;
 #[cfg(test)]
 mod tests;
@@ -42,6 +44,7 @@ static ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "phi3", repeats: true, build: phi3::build },
     Architecture { name: "qwen2", repeats: true, build: qwen2::build },
     Architecture { name: "qwen3", repeats: true, build: qwen3::build },
+    Architecture { name: "qwen3moe", repeats: true, build: qwen3moe::build },
     Architecture { name: "smollm3", repeats: true, build: smollm3::build },
 ];
 

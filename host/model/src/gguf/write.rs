@@ -67,25 +67,11 @@ impl GgufWriter {
 
     /// The file. Tensor data is laid out in the order of [`GgufWriter::tensor`] calls.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = b"GGUF".to_vec();
-        out.extend(self.version.to_le_bytes());
-        out.extend((self.tensors.len() as u64).to_le_bytes());
-        out.extend((self.keys.len() as u64).to_le_bytes());
-        for (key, value) in &self.keys {
-            put_str(&mut out, key);
-            put_value(&mut out, value);
-        }
-        let mut offset = 0;
-        for (name, dims, ty, bytes) in &self.tensors {
-            put_str(&mut out, name);
-            out.extend((dims.len() as u32).to_le_bytes());
-            dims.iter().for_each(|&d| out.extend((d as u64).to_le_bytes()));
-            out.extend(ty.id().to_le_bytes());
-            out.extend((offset as u64).to_le_bytes());
-            offset += bytes.len().next_multiple_of(self.alignment);
-        }
+        let tensors =
+            self.tensors.iter().map(|(name, dims, ty, bytes)| (name.as_str(), dims.as_slice(), *ty, bytes.len()));
+        let mut out = header(self.version, self.alignment, &self.keys, tensors);
         for (_, _, _, bytes) in &self.tensors {
-            out.resize(out.len().next_multiple_of(self.alignment), 0);
+            out.resize(align(out.len(), self.alignment), 0);
             out.extend(bytes);
         }
         out
@@ -98,6 +84,39 @@ impl GgufWriter {
     pub fn write_to(&self, path: &std::path::Path) -> std::io::Result<()> {
         std::fs::write(path, self.to_bytes())
     }
+}
+
+/// Everything before the tensors' data, without the padding behind it. Each tensor is its name, dimensions, type and bytes;
+/// their data follows in this order, each aligned.
+pub(crate) fn header<'a>(
+    version: u32,
+    alignment: usize,
+    keys: &[(String, Value)],
+    tensors: impl ExactSizeIterator<Item = (&'a str, &'a [usize], TensorType, usize)>,
+) -> Vec<u8> {
+    let mut out = b"GGUF".to_vec();
+    out.extend(version.to_le_bytes());
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((keys.len() as u64).to_le_bytes());
+    for (key, value) in keys {
+        put_str(&mut out, key);
+        put_value(&mut out, value);
+    }
+    let mut offset = 0;
+    for (name, dims, ty, bytes) in tensors {
+        put_str(&mut out, name);
+        out.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|&d| out.extend((d as u64).to_le_bytes()));
+        out.extend(ty.id().to_le_bytes());
+        out.extend((offset as u64).to_le_bytes());
+        offset = align(offset + bytes, alignment);
+    }
+    out
+}
+
+/// The next multiple of `alignment`.
+pub(crate) fn align(at: usize, alignment: usize) -> usize {
+    at.next_multiple_of(alignment)
 }
 
 fn put_str(out: &mut Vec<u8>, text: &str) {

@@ -42,6 +42,8 @@ pub(crate) const NAMES: &[&str] = &[
     "olmo2",
     "olmo3",
     "granite",
+    "qwen3moe",
+    "llama-experts",
 ];
 
 /// Path of a fixture file.

@@ -1,18 +1,36 @@
 //! A plain f64 interpreter of graphs: no cache, no batching, no speed. One sequence from position 0, all rows at once.
 
-use opencoti_compute::graph::{Activation, Graph, KvGeometry, Op, Rope, RopePairing, RopeScaling, Value, WeightId};
+use opencoti_compute::graph::{
+    Activation, Experts, Graph, KvGeometry, Op, Rope, RopePairing, RopeScaling, Value, WeightId,
+};
 use opencoti_compute::weights::Weight;
 
 type Matrix = Vec<Vec<f64>>;
 
 /// Logits of every row of `tokens`, as f32, one row after the other.
 pub(crate) fn logits(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
-    logits_with(graph, weights, tokens, gelu_tanh)
+    interpret(graph, weights, tokens, gelu_tanh, false)
 }
 
 /// The same with another function in the place of GELU.
 pub(crate) fn logits_with(graph: &Graph, weights: &[Weight], tokens: &[u32], gelu: fn(f64) -> f64) -> Vec<f32> {
-    let mut run = Run { graph, weights, gelu, values: vec![Matrix::new(); graph.widths.len()], caches: vec![] };
+    interpret(graph, weights, tokens, gelu, false)
+}
+
+/// The mistake of weighting what experts read instead of what they make.
+pub(crate) fn logits_with_weighted_inputs(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
+    interpret(graph, weights, tokens, gelu_tanh, true)
+}
+
+fn interpret(
+    graph: &Graph,
+    weights: &[Weight],
+    tokens: &[u32],
+    gelu: fn(f64) -> f64,
+    weighted_inputs: bool,
+) -> Vec<f32> {
+    let values = vec![Matrix::new(); graph.widths.len()];
+    let mut run = Run { graph, weights, gelu, values, caches: vec![], weighted_inputs };
     run.caches.resize(graph.kv_layers.len(), (Matrix::new(), Matrix::new()));
     for op in &graph.ops {
         run.step(op, tokens);
@@ -27,6 +45,7 @@ struct Run<'a> {
     values: Vec<Matrix>,
     /// Keys and values of each attention layer.
     caches: Vec<(Matrix, Matrix)>,
+    weighted_inputs: bool,
 }
 
 impl Run<'_> {
@@ -57,6 +76,30 @@ impl Run<'_> {
             out.iter_mut().zip(x).for_each(|(out, x)| out.push(dot(&w, x) + b));
         }
         out
+    }
+
+    /// The products of each row's experts, one after the other in the order of its choices.
+    fn expert_product(&self, x: Value, route: Value, experts: Experts) -> Matrix {
+        let (width, k) = (self.graph.width(x), self.graph.width(route) / 2);
+        let id = experts.stack.0 as usize;
+        let rows_each = self.weights[id].rows() / self.graph.weights[id].experts;
+        let scales = experts.scale.map(|s| self.vector(s));
+        let one = |x: &[f64], expert: usize| -> Vec<f64> {
+            let scale = scales.as_ref().map_or(1.0, |s| s[expert]);
+            let first = expert * rows_each + experts.first;
+            (first..first + experts.rows).map(|r| scale * dot(&self.row(experts.stack, r), x)).collect()
+        };
+        let rows = self.value(x).iter().zip(self.value(route));
+        rows.map(|(x, route)| {
+            // One input for all, or one for each.
+            let input = |j: usize| {
+                let weighted = self.weighted_inputs && x.len() == width;
+                let factor = if weighted { route[k + j] } else { 1.0 };
+                x[j * width % x.len()..][..width].iter().map(|v| factor * v).collect::<Vec<f64>>()
+            };
+            (0..k).flat_map(|j| one(&input(j), route[j] as usize)).collect()
+        })
+        .collect()
     }
 
     fn step(&mut self, op: &Op, tokens: &[u32]) {
@@ -118,6 +161,26 @@ impl Run<'_> {
             Op::Columns { out, x, start } => {
                 let width = self.graph.width(out);
                 (out, map_rows(self.value(x), |row| row[start..start + width].to_vec()))
+            }
+            Op::Gate { out, x, gate } => {
+                let part = self.graph.width(x) / self.graph.width(gate);
+                let gates = map_rows(self.value(gate), |g| (0..g.len() * part).map(|i| sigmoid(g[i / part])).collect());
+                (out, zip_rows(self.value(x), &gates, |x, g| x * g))
+            }
+            Op::Route { out, logits, renorm } => {
+                let k = self.graph.width(out) / 2;
+                (out, map_rows(self.value(logits), |row| route(row, k, renorm)))
+            }
+            Op::ExpertMatMul { out, x, route, experts } => (out, self.expert_product(x, route, experts)),
+            Op::Combine { out, x, route } => {
+                let width = self.graph.width(out);
+                let rows = self.value(x).iter().zip(self.value(route));
+                let sum = |(x, route): (&Vec<f64>, &Vec<f64>)| {
+                    let (k, ones) = (route.len() / 2, vec![1.0; route.len()]);
+                    let weights = if self.weighted_inputs { &ones[k..] } else { &route[k..] };
+                    (0..width).map(|i| weights.iter().enumerate().map(|(j, w)| w * x[j * width + i]).sum()).collect()
+                };
+                (out, rows.map(sum).collect())
             }
         };
         self.values[out.0 as usize] = result;
@@ -206,6 +269,20 @@ fn attend(q: &Matrix, k: &Matrix, v: &Matrix, g: KvGeometry, scale: f64, softcap
         heads.iter().enumerate().flat_map(head).collect()
     };
     q.iter().enumerate().map(row).collect()
+}
+
+/// The `k` largest of the logits by number, then their weights.
+fn route(logits: &[f64], k: usize, renorm: bool) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+    let exps: Vec<f64> = logits.iter().map(|l| (l - logits[order[0]]).exp()).collect();
+    let (sum, chosen) = (exps.iter().sum::<f64>(), &order[..k]);
+    let kept = if renorm { (chosen.iter().map(|e| exps[*e]).sum::<f64>() / sum).max(6.1e-5) } else { 1.0 };
+    chosen.iter().map(|e| *e as f64).chain(chosen.iter().map(|e| exps[*e] / sum / kept)).collect()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 fn rms(x: &[f64], weight: &[f64], eps: f32) -> Vec<f64> {

@@ -111,7 +111,7 @@ fn senseless_hyperparameters_are_refused_by_key() {
         ),
         ("llama.rope.scaling.type", Value::Str("yarn".into()), "yarn scaling needs it"),
         ("llama.attention.layer_norm_rms_epsilon", Value::F32(-1.0), "expected a number above 0"),
-        ("llama.expert_count", Value::U32(8), "llama with experts"),
+        ("llama.expert_count", Value::U32(8), "is 0, expected 1 to the 8 experts"),
         ("llama.vocab_size", Value::U32(100), "expected {64, 100}"),
     ] {
         let message = refusal_of_key(key, value.clone());

@@ -12,7 +12,7 @@
 
 use super::ExecutorError;
 use crate::cpu::matmul::{Precision, quantized_words};
-use crate::graph::{Graph, Op, Value};
+use crate::graph::{Graph, Op, Value, WeightId};
 
 /// Rows a value has in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,39 @@ pub(super) enum Rows {
     Tokens,
     /// One an output.
     Outputs,
+    /// So many a token: one for each expert chosen for it. They lie in the order of the experts, not of the tokens.
+    TokenExperts(usize),
+    /// So many an output.
+    OutputExperts(usize),
+}
+
+impl Rows {
+    /// How many in a step.
+    pub(super) fn count(self, tokens: usize, outputs: usize) -> usize {
+        match self {
+            Rows::Tokens => tokens,
+            Rows::Outputs => outputs,
+            Rows::TokenExperts(k) => tokens * k,
+            Rows::OutputExperts(k) => outputs * k,
+        }
+    }
+
+    /// The rows that experts are chosen for.
+    fn routed(self) -> Rows {
+        match self {
+            Rows::TokenExperts(_) => Rows::Tokens,
+            Rows::OutputExperts(_) => Rows::Outputs,
+            rows => rows,
+        }
+    }
+
+    /// A row for each of the `k` experts of these.
+    fn experts(self, k: usize) -> Rows {
+        match self.routed() {
+            Rows::Tokens => Rows::TokenExperts(k),
+            _ => Rows::OutputExperts(k),
+        }
+    }
 }
 
 /// One unit of the schedule.
@@ -30,6 +63,8 @@ pub(super) enum Task {
     Angles,
     /// Quantises a value for the products that follow.
     Quantize(Value),
+    /// Sorts the rows of a routing by expert: each worker for itself, in memory of its own.
+    Dispatch(Value),
     /// An operation of the graph.
     Op(Op),
 }
@@ -115,6 +150,9 @@ pub(in crate::cpu) fn inputs(op: &Op) -> Vec<Value> {
         | Op::SoftCap { x, .. }
         | Op::SelectOutputs { x, .. }
         | Op::Columns { x, .. } => vec![x],
+        Op::Route { logits, .. } => vec![logits],
+        Op::Gate { x, gate, .. } => vec![x, gate],
+        Op::ExpertMatMul { x, route, .. } | Op::Combine { x, route, .. } => vec![x, route],
         Op::Append { k, v, .. } => vec![k, v],
         Op::Attend { q, .. } => vec![q],
         Op::GatedAct { gate, up, .. } => vec![gate, up],
@@ -136,7 +174,28 @@ pub(in crate::cpu) fn output(op: &Op) -> Option<Value> {
         | Op::Scale { out, .. }
         | Op::SoftCap { out, .. }
         | Op::SelectOutputs { out, .. }
-        | Op::Columns { out, .. } => Some(out),
+        | Op::Columns { out, .. }
+        | Op::Gate { out, .. }
+        | Op::Route { out, .. }
+        | Op::ExpertMatMul { out, .. }
+        | Op::Combine { out, .. } => Some(out),
+    }
+}
+
+/// What an operation on chosen experts reads, and which routing chose them.
+fn routing(op: &Op) -> Option<(Value, Value)> {
+    match *op {
+        Op::ExpertMatMul { x, route, .. } | Op::Combine { x, route, .. } => Some((x, route)),
+        _ => None,
+    }
+}
+
+/// What a product reads, and its weight.
+fn product(op: &Op) -> Option<(Value, WeightId)> {
+    match *op {
+        Op::MatMul { x, weight, .. } => Some((x, weight)),
+        Op::ExpertMatMul { x, experts, .. } => Some((x, experts.stack)),
+        _ => None,
     }
 }
 
@@ -147,19 +206,38 @@ fn rows_of_values(graph: &Graph) -> Result<Vec<Rows>, ExecutorError> {
     for (at, op) in graph.ops.iter().enumerate() {
         let mut found = None;
         for input in inputs(op) {
-            let Some(Some(rows)) = rows.get(input.0 as usize) else {
+            let Some(Some(rows)) = rows.get(input.0 as usize).copied() else {
                 return Err(fault(at, "reads a value before it is computed"));
             };
-            if found.is_some_and(|f| f != *rows) {
+            let rows = if routing(op).is_some() { rows.routed() } else { rows };
+            if found.is_some_and(|f| f != rows) {
                 return Err(fault(at, "mixes rows of tokens with rows of outputs"));
             }
-            found = Some(*rows);
+            found = Some(rows);
+        }
+        let experts = routing(op).map(|(x, route)| (rows[x.0 as usize], graph.width(route) / 2));
+        let of_this_routing = |rows: Rows, k| rows == rows.experts(k);
+        match (op, experts) {
+            (Op::ExpertMatMul { .. }, Some((Some(rows), k))) if rows != rows.routed() && !of_this_routing(rows, k) => {
+                return Err(fault(at, "reads rows of another routing"));
+            }
+            (Op::Combine { .. }, Some((Some(rows), k))) if !of_this_routing(rows, k) => {
+                return Err(fault(at, "combines rows that are not its routing's"));
+            }
+            _ => {}
         }
         let tokens_only = matches!(op, Op::Rope { .. } | Op::Append { .. } | Op::SelectOutputs { .. });
+        if matches!(op, Op::Route { .. } | Op::Attend { .. }) && found.is_some_and(|rows| rows != rows.routed()) {
+            return Err(fault(at, "takes no rows of experts"));
+        }
         if tokens_only && found != Some(Rows::Tokens) {
             return Err(fault(at, "must come before the output rows are selected"));
         }
-        let made = if matches!(op, Op::SelectOutputs { .. }) { Rows::Outputs } else { found.unwrap_or(Rows::Tokens) };
+        let made = match (op, found.unwrap_or(Rows::Tokens)) {
+            (Op::SelectOutputs { .. }, _) => Rows::Outputs,
+            (Op::ExpertMatMul { route, .. }, rows) => rows.experts(graph.width(*route) / 2),
+            (_, rows) => rows,
+        };
         if let Some(out) = output(op) {
             match rows.get_mut(out.0 as usize) {
                 Some(slot @ None) => *slot = Some(made),
@@ -189,12 +267,18 @@ impl<'a> Tasks<'a> {
     fn new(graph: &'a Graph, precisions: &'a [Precision]) -> Tasks<'a> {
         let mut list = vec![Task::Angles];
         let mut quantized = vec![false; graph.widths.len()];
+        let mut dispatched = None;
         for op in &graph.ops {
-            if let Op::MatMul { x, weight, .. } = *op
+            if let Some((x, weight)) = product(op)
                 && precisions[weight.0 as usize] == Precision::Q16
                 && !std::mem::replace(&mut quantized[x.0 as usize], true)
             {
                 list.push(Task::Quantize(x));
+            }
+            if let Some((_, route)) = routing(op)
+                && dispatched.replace(route) != Some(route)
+            {
+                list.push(Task::Dispatch(route));
             }
             list.push(Task::Op(op.clone()));
         }
@@ -208,17 +292,19 @@ impl<'a> Tasks<'a> {
     fn reads(&self, task: &Task) -> Vec<usize> {
         match task {
             Task::Angles => vec![],
-            Task::Quantize(x) => vec![x.0 as usize],
-            Task::Op(Op::MatMul { x, weight, .. }) if self.precisions[weight.0 as usize] == Precision::Q16 => {
-                vec![self.copy_of(*x)]
-            }
-            Task::Op(op) => inputs(op).iter().map(|v| v.0 as usize).collect(),
+            Task::Quantize(x) | Task::Dispatch(x) => vec![x.0 as usize],
+            // What experts multiply with they know from the dispatch.
+            Task::Op(op) => match product(op) {
+                Some((x, weight)) if self.precisions[weight.0 as usize] == Precision::Q16 => vec![self.copy_of(x)],
+                Some((x, _)) => vec![x.0 as usize],
+                None => inputs(op).iter().map(|v| v.0 as usize).collect(),
+            },
         }
     }
 
     fn made(&self, task: &Task) -> Option<usize> {
         match task {
-            Task::Angles => None,
+            Task::Angles | Task::Dispatch(_) => None,
             Task::Quantize(x) => Some(self.copy_of(*x)),
             Task::Op(op) => output(op).map(|v| v.0 as usize),
         }
@@ -278,7 +364,10 @@ impl<'a> Tasks<'a> {
                 | Op::GatedAct { out, .. }
                 | Op::Add { out, .. }
                 | Op::Scale { out, .. }
-                | Op::Columns { out, .. },
+                | Op::Columns { out, .. }
+                | Op::Gate { out, .. }
+                | Op::Route { out, .. }
+                | Op::Combine { out, .. },
             ) => by_rows(out),
             Task::Op(Op::Rope { out, .. }) => {
                 reads.push(Place::Angles);
@@ -293,7 +382,10 @@ impl<'a> Tasks<'a> {
                 writes.push(Place::Partials);
                 Cut::Own
             }
-            Task::Op(Op::MatMul { .. } | Op::SoftCap { .. } | Op::SelectOutputs { .. }) => Cut::Own,
+            Task::Dispatch(_)
+            | Task::Op(Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::SoftCap { .. } | Op::SelectOutputs { .. }) => {
+                Cut::Own
+            }
         };
         Touch { reads, writes, cut }
     }
@@ -402,7 +494,7 @@ mod tests {
                     Task::Op(Op::GatedAct { .. }) => "act",
                     Task::Op(Op::Add { .. }) => "add",
                     Task::Op(Op::SelectOutputs { .. }) => "select",
-                    Task::Quantize(_) | Task::Op(_) => "other",
+                    Task::Quantize(_) | Task::Dispatch(_) | Task::Op(_) => "other",
                 };
                 (s.barrier, name)
             })

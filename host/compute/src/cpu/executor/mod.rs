@@ -6,14 +6,15 @@
 //! its final size in the first steps); a step allocates nothing.
 
 mod compile;
+mod experts;
 mod run;
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use self::compile::{Rows, Schedule};
+use self::compile::Schedule;
 pub(in crate::cpu) use self::compile::{inputs, output};
-use super::matmul::{Precision, Scratch, precision};
+use super::matmul::{Precision, precision};
 use super::pool::{Pool, PoolError, Worker};
 use super::rope::Rotary;
 use super::simd::Isa;
@@ -221,7 +222,7 @@ pub struct Executor {
     group_sizes: Vec<usize>,
     attention: Box<dyn AttentionKernels>,
     /// One a worker; locked once a step, by its own worker.
-    scratch: Vec<Mutex<Scratch>>,
+    locals: Vec<Mutex<run::Local>>,
     config: Config,
     isa: Isa,
     pool: Pool,
@@ -247,8 +248,12 @@ impl Executor {
             .iter()
             .map(|r| Rotary::new(r, r.freq_divisors.map(|d| vectors[d.0 as usize].as_slice())))
             .collect();
-        let count = |rows| if rows == Rows::Tokens { config.max_rows } else { config.max_outputs };
-        let buffers = schedule.buffers.iter().map(|b| vec![0.0; count(b.rows) * b.width]).collect();
+        let (rows, outputs) = (config.max_rows, config.max_outputs);
+        let buffers = schedule.buffers.iter().map(|b| vec![0.0; b.rows.count(rows, outputs) * b.width]).collect();
+        let local = || run::Local {
+            experts: experts::ExpertScratch::new(&graph, &schedule, &weights, rows, outputs),
+            ..run::Local::default()
+        };
         let angles = ropes.iter().map(|r| vec![0.0; config.max_rows * r.n_rot()]).collect();
         let groups = graph.cache_groups();
         let mut layers = vec![(0, 0); graph.kv_layers.len()];
@@ -259,7 +264,7 @@ impl Executor {
         }
         let pool = Pool::new(config.threads)?;
         Ok(Executor {
-            scratch: (0..pool.workers()).map(|_| Mutex::new(Scratch::default())).collect(),
+            locals: (0..pool.workers()).map(|_| Mutex::new(local())).collect(),
             group_sizes: groups.iter().map(|g| g.layers.len()).collect(),
             isa: Isa::detect(),
             graph,
@@ -309,7 +314,7 @@ impl Executor {
             ropes: &self.ropes,
             layers: &self.layers,
             attention: &*self.attention,
-            scratch: &self.scratch,
+            locals: &self.locals,
             isa: self.isa,
             step,
             buffers: run::Memory::of(&mut self.buffers),
@@ -383,6 +388,7 @@ fn vectors(graph: &Graph, weights: &[Weight]) -> Vec<Vec<f32>> {
     let used = graph.ops.iter().filter_map(|op| match *op {
         Op::RmsNorm { weight, .. } => weight,
         Op::MatMul { bias, .. } => bias,
+        Op::ExpertMatMul { experts, .. } => experts.scale,
         _ => None,
     });
     let divisors = graph.ropes.iter().filter_map(|r| r.freq_divisors);
@@ -392,5 +398,7 @@ fn vectors(graph: &Graph, weights: &[Weight]) -> Vec<Vec<f32>> {
     vectors
 }
 
+#[cfg(test)]
+mod expert_tests;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::compile::{Rows, Schedule, Task};
+use super::experts::ExpertScratch;
 use super::{Attend, AttentionKernels, LayerStep, QueryRows};
 use crate::cpu::matmul::{Output, Precision, Scratch, matmul_float, matmul_q16, precision, quantize_activations};
 use crate::cpu::pool::Worker;
@@ -32,7 +33,7 @@ impl Memory {
     ///
     /// # Safety
     /// Nobody writes them while the slice lives.
-    unsafe fn range(&self, index: usize, range: Range<usize>) -> &[f32] {
+    pub(super) unsafe fn range(&self, index: usize, range: Range<usize>) -> &[f32] {
         let (data, len) = self.0[index];
         assert!(range.start <= range.end && range.end <= len);
         // SAFETY: inside the buffer; the rest is the caller's promise.
@@ -44,12 +45,19 @@ impl Memory {
     /// # Safety
     /// Nobody else touches them while the slice lives.
     #[allow(clippy::mut_from_ref, reason = "the schedule, not the borrow checker, keeps workers apart")]
-    unsafe fn range_mut(&self, index: usize, range: Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn range_mut(&self, index: usize, range: Range<usize>) -> &mut [f32] {
         let (data, len) = self.0[index];
         assert!(range.start <= range.end && range.end <= len);
         // SAFETY: inside the buffer; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(data.add(range.start), range.len()) }
     }
+}
+
+/// What a worker needs for itself.
+#[derive(Default)]
+pub(super) struct Local {
+    pub(super) scratch: Scratch,
+    pub(super) experts: ExpertScratch,
 }
 
 /// Everything a step's workers share.
@@ -61,7 +69,7 @@ pub(super) struct Run<'a> {
     pub(super) ropes: &'a [Rotary],
     pub(super) layers: &'a [(usize, usize)],
     pub(super) attention: &'a dyn AttentionKernels,
-    pub(super) scratch: &'a [Mutex<Scratch>],
+    pub(super) locals: &'a [Mutex<Local>],
     pub(super) isa: Isa,
     pub(super) step: &'a Step,
     pub(super) buffers: Memory,
@@ -77,7 +85,7 @@ pub(super) struct Run<'a> {
 impl Run<'_> {
     /// Walks the schedule as one worker.
     pub(super) fn work(&self, worker: Worker<'_>) {
-        let mut scratch = self.scratch[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut local = self.locals[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
         for stage in &self.schedule.stages {
             if stage.barrier {
                 worker.barrier();
@@ -85,16 +93,17 @@ impl Run<'_> {
             match &stage.task {
                 Task::Angles => self.fill_angles(worker),
                 Task::Quantize(x) => self.quantize(*x, worker),
-                Task::Op(op) => self.execute(op, worker, &mut scratch),
+                Task::Dispatch(route) => self.dispatch(*route, &mut local.experts.dispatch),
+                Task::Op(op) => self.execute(op, worker, &mut local),
             }
         }
     }
 
-    fn execute(&self, op: &Op, worker: Worker<'_>, scratch: &mut Scratch) {
+    fn execute(&self, op: &Op, worker: Worker<'_>, local: &mut Local) {
         match *op {
             Op::Embed { out, table, scale } => self.embed(worker, out, table, scale),
             Op::RmsNorm { out, x, weight, eps, group } => self.rms_norm(worker, out, x, weight, eps, group),
-            Op::MatMul { out, x, weight, bias } => self.matmul(worker, out, x, weight, bias, scratch),
+            Op::MatMul { out, x, weight, bias } => self.matmul(worker, out, x, weight, bias, &mut local.scratch),
             Op::Rope { out, x, head_dim, rope } => self.rope(worker, out, x, head_dim, rope),
             Op::Append { layer, k, v } => self.append(worker, layer, k, v),
             Op::Attend { out, q, layer, rope, scale, softcap } => {
@@ -113,6 +122,18 @@ impl Run<'_> {
                 let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
                 vecmath::scale(self.isa, x, factor, out);
             }
+            Op::Gate { out, x, gate } => {
+                for row in self.share(worker, out) {
+                    let one = row..row + 1;
+                    // SAFETY: this worker's rows, see above.
+                    let (x, gate, out) =
+                        unsafe { (self.rows(x, &one), self.rows(gate, &one), self.rows_mut(out, &one)) };
+                    vecmath::gate(self.isa, x, gate, out);
+                }
+            }
+            Op::Route { out, logits, renorm } => self.route(worker, out, logits, renorm),
+            Op::ExpertMatMul { out, x, experts, .. } => self.expert_matmul(worker, out, x, experts, local),
+            Op::Combine { out, x, route } => self.combine(worker, out, x, route, &local.experts.dispatch),
             Op::SoftCap { out, x, cap } => {
                 // Logits are wide and often a single row, so the work is cut by elements.
                 let elements = worker.share(self.count(out) * self.graph.width(out), 64);
@@ -260,8 +281,9 @@ impl Run<'_> {
         let at = self.layer(layer);
         let attend = Attend {
             rows: match self.schedule.rows_of[q.0 as usize] {
-                Rows::Tokens => QueryRows::all(self.step),
                 Rows::Outputs => QueryRows::outputs(self.step),
+                // Rows of experts do not attend.
+                _ => QueryRows::all(self.step),
             },
             // SAFETY: nobody writes `q`, see above.
             q: unsafe { self.rows(q, &(0..self.count(q))) },
@@ -294,35 +316,36 @@ impl Run<'_> {
     }
 
     /// Rows that `value` has in this step.
-    fn count(&self, value: Value) -> usize {
-        match self.schedule.rows_of[value.0 as usize] {
-            Rows::Tokens => self.step.tokens.len(),
-            Rows::Outputs => self.step.outputs.len(),
-        }
+    pub(super) fn count(&self, value: Value) -> usize {
+        self.rows_of(value).count(self.step.tokens.len(), self.step.outputs.len())
+    }
+
+    pub(super) fn rows_of(&self, value: Value) -> Rows {
+        self.schedule.rows_of[value.0 as usize]
     }
 
     /// The rows of `value` that are this worker's.
-    fn share(&self, worker: Worker<'_>, value: Value) -> Range<usize> {
+    pub(super) fn share(&self, worker: Worker<'_>, value: Value) -> Range<usize> {
         worker.share(self.count(value), 1)
     }
 
     /// Buffer of a value's quantised copy, and the words of a row.
-    fn copy(&self, value: Value) -> (usize, usize) {
+    pub(super) fn copy(&self, value: Value) -> (usize, usize) {
         let buffer = self.schedule.buffer_of[self.graph.widths.len() + value.0 as usize];
         (buffer, self.schedule.buffers[buffer].width)
     }
 
-    fn buffer(&self, value: Value) -> usize {
+    pub(super) fn buffer(&self, value: Value) -> usize {
         self.schedule.buffer_of[value.0 as usize]
     }
 
-    fn pointer(&self, value: Value) -> *mut f32 {
+    pub(super) fn pointer(&self, value: Value) -> *mut f32 {
         self.buffers.0[self.buffer(value)].0
     }
 
     /// # Safety
     /// See [`Memory::range`].
-    unsafe fn rows(&self, value: Value, rows: &Range<usize>) -> &[f32] {
+    pub(super) unsafe fn rows(&self, value: Value, rows: &Range<usize>) -> &[f32] {
         let width = self.graph.width(value);
         // SAFETY: the caller's promise.
         unsafe { self.buffers.range(self.buffer(value), rows.start * width..rows.end * width) }
@@ -331,7 +354,7 @@ impl Run<'_> {
     /// # Safety
     /// See [`Memory::range_mut`].
     #[allow(clippy::mut_from_ref, reason = "the schedule, not the borrow checker, keeps workers apart")]
-    unsafe fn rows_mut(&self, value: Value, rows: &Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn rows_mut(&self, value: Value, rows: &Range<usize>) -> &mut [f32] {
         let width = self.graph.width(value);
         // SAFETY: the caller's promise.
         unsafe { self.buffers.range_mut(self.buffer(value), rows.start * width..rows.end * width) }

@@ -11,7 +11,7 @@ use crate::graph::{Activation, GraphBuilder, Rope, RopePairing, RopeScaling, Val
 use crate::quant::WeightType;
 
 /// For graphs without attention.
-struct NoAttention;
+pub(super) struct NoAttention;
 
 impl AttentionKernels for NoAttention {
     unsafe fn append(&self, _: Worker<'_>, _: LayerStep<'_>, _: &[f32], _: &[f32]) -> Result<(), String> {
@@ -49,6 +49,7 @@ fn build() -> Graph {
     let q = b.head_norm(q, Some(head_norm), 1e-5, 32);
     let q = b.rotate(q, 32, rope);
     let k = b.head_norm(k, None, 1e-5, 32);
+    let k = b.gate(k, q);
     let x = b.add(q, k);
     let f = b.rms_norm(x, norm, 1e-5);
     let (gate, up, down) = (b.weight("gate", E, F), b.weight("up", E, F), b.weight("down", F, E));
@@ -56,6 +57,8 @@ fn build() -> Graph {
     let silu = b.gated_act(g, u, Activation::Silu);
     let gelu = b.gated_act(u, g, Activation::GeluTanh);
     let both = b.add(silu, gelu);
+    let parts = b.columns(f, 0, 5);
+    let both = b.gate(both, parts);
     let f = b.matmul(both, down);
     let x = b.add(x, f);
     let x = b.select_outputs(x);
@@ -145,7 +148,13 @@ fn oracle(graph: &Graph, weights: &[Weight], token: u32, position: u32) -> Vec<f
             Op::SoftCap { x, cap, .. } => of(x).iter().map(|v| f64::from(cap) * (v / f64::from(cap)).tanh()).collect(),
             Op::SelectOutputs { x, .. } => of(x),
             Op::Columns { out, x, start } => of(x)[start..start + graph.width(out)].to_vec(),
+            Op::Gate { x, gate, .. } => {
+                let (x, gate) = (of(x), of(gate));
+                let part = x.len() / gate.len();
+                x.iter().enumerate().map(|(i, x)| x * sigmoid(gate[i / part])).collect()
+            }
             Op::Append { .. } | Op::Attend { .. } => unreachable!("no attention in this graph"),
+            Op::Route { .. } | Op::ExpertMatMul { .. } | Op::Combine { .. } => unreachable!("no experts in this graph"),
         };
         values[compile::output(op).unwrap().0 as usize] = result;
     }

@@ -70,6 +70,11 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
+    /// Rows `first .. first + rows` as a matrix of their own.
+    pub fn part(&self, first: usize, rows: usize) -> Matrix<'a> {
+        Matrix { rows, data: &self.data[first * self.row_bytes..(first + rows) * self.row_bytes], ..*self }
+    }
+
     /// Bytes of row `r`.
     pub fn row(&self, r: usize) -> &'a [u8] {
         &self.data[r * self.row_bytes..(r + 1) * self.row_bytes]

@@ -1,0 +1,157 @@
+//! What a model demands of a machine: the weights that a token reads, the elements it leaves in the cache, the state that a
+//! sequence keeps.
+
+use opencoti_compute::graph::{Graph, KvGeometry, Op};
+use opencoti_compute::weights::Weight;
+
+/// A model's demands, by its graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Demands {
+    /// Parameters that take part in computing a token: all but those of experts that are not chosen and rows of tables that are
+    /// not looked up.
+    pub active_parameters: u64,
+    /// Bytes of them, with the rows that are looked up: what the weights of a single token's step take to read.
+    pub active_bytes: u64,
+    /// Layers of equal keys and values.
+    pub caches: Vec<CacheDemand>,
+}
+
+/// Layers of equal keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheDemand {
+    /// Heads and their sizes.
+    pub geometry: KvGeometry,
+    /// Layers.
+    pub layers: usize,
+    /// Elements of keys and values that a token leaves in all of them.
+    pub elements: usize,
+}
+
+impl Demands {
+    /// The demands of a graph with its weights.
+    pub fn of(graph: &Graph, weights: &[Weight]) -> Demands {
+        let (mut active_parameters, mut active_bytes) = (0.0, 0.0);
+        for (share, weight) in shares(graph).into_iter().zip(weights) {
+            let rows = weight.rows() as f64;
+            let row_bytes = weight.ty().row_bytes(weight.cols()).unwrap_or(0) as f64;
+            let (computed, read) = match share {
+                Share::Lookup => (0.0, 1.0),
+                Share::Part(part) => (rows * part, rows * part),
+            };
+            active_parameters += computed * weight.cols() as f64;
+            active_bytes += read * row_bytes;
+        }
+        let caches = graph.cache_groups().into_iter().map(|group| {
+            let g = group.geometry;
+            let layers = group.layers.len();
+            CacheDemand { geometry: g, layers, elements: layers * g.n_kv_heads * (g.k_head_dim + g.v_head_dim) }
+        });
+        let caches = caches.collect();
+        Demands { active_parameters: active_parameters as u64, active_bytes: active_bytes as u64, caches }
+    }
+
+    /// Elements that every token leaves for good, in layers that see all tokens.
+    pub fn full_elements(&self) -> usize {
+        self.caches.iter().filter(|c| c.geometry.window.is_none()).map(|c| c.elements).sum()
+    }
+
+    /// Elements of a token in layers that see a window, which forget it.
+    pub fn window_elements(&self) -> usize {
+        self.caches.iter().filter(|c| c.geometry.window.is_some()).map(|c| c.elements).sum()
+    }
+}
+
+/// How much of a weight a token reads.
+#[derive(Clone, Copy)]
+enum Share {
+    /// One row.
+    Lookup,
+    /// Such a part of all rows.
+    Part(f64),
+}
+
+fn shares(graph: &Graph) -> Vec<Share> {
+    let mut shares = vec![Share::Part(1.0); graph.weights.len()];
+    for op in &graph.ops {
+        match *op {
+            Op::Embed { table, .. } => shares[table.0 as usize] = Share::Lookup,
+            Op::ExpertMatMul { route, experts, .. } => {
+                let (id, chosen) = (experts.stack.0 as usize, graph.width(route) / 2);
+                shares[id] = Share::Part(chosen as f64 / graph.weights[id].experts as f64);
+            }
+            _ => {}
+        }
+    }
+    // A table may be the head, too, which comes last.
+    for op in &graph.ops {
+        if let Op::MatMul { weight, .. } = *op {
+            shares[weight.0 as usize] = Share::Part(1.0);
+        }
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Model;
+    use crate::arch::Architecture;
+    use crate::gguf::GgufFile;
+    use crate::hparams::HParams;
+    use crate::synth::{Preset, Quant};
+
+    use super::*;
+
+    /// A preset's model by its header alone.
+    fn model(name: &str) -> Model {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("header.gguf");
+        Preset::of(name).unwrap().spec(Quant::Q4_K_M, None).unwrap().write_header(&path).unwrap();
+        let file = GgufFile::open(&path).unwrap();
+        let arch = Architecture::of(&file).unwrap();
+        let hparams = HParams::read(&file, arch.name).unwrap();
+        Model::build(file, arch, hparams).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// Name, bytes a token in f16 in full layers and in window layers, the window.
+    const CACHES: &[(&str, usize, usize, Option<usize>)] = &[
+        ("smollm2-135m", 23_040, 0, None),
+        ("smollm2-360m", 40_960, 0, None),
+        ("smollm2-1.7b", 196_608, 0, None),
+        ("llama3-8b", 131_072, 0, None),
+        ("llama3-70b", 327_680, 0, None),
+        ("qwen3-30b-a3b", 98_304, 0, None),
+        ("moe-1gb", 32_768, 0, None),
+        ("gemma3-270m", 3_072, 15_360, Some(512)),
+        ("gemma3-1b", 4_096, 22_528, Some(512)),
+        ("gemma3-4b", 20_480, 118_784, Some(1024)),
+        ("gemma3-12b", 65_536, 327_680, Some(1024)),
+        ("gemma3-27b", 81_920, 425_984, Some(1024)),
+    ];
+
+    #[test]
+    fn keys_and_values_of_each_preset_take_what_is_known() {
+        for &(name, full, windowed, window) in CACHES {
+            let model = model(name);
+            let demands = Demands::of(&model.graph, &model.weights);
+            assert_eq!(2 * demands.full_elements(), full, "{name}");
+            assert_eq!(2 * demands.window_elements(), windowed, "{name}");
+            let found = demands.caches.iter().find_map(|c| c.geometry.window);
+            assert_eq!(found, window, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_chosen_experts_and_no_lookups_are_active() {
+        // Billions of active parameters, and their bytes in Q4_K_M.
+        for (name, billions) in [("qwen3-30b-a3b", 3.04), ("smollm2-135m", 0.135), ("llama3-8b", 7.50)] {
+            let model = model(name);
+            let found = Demands::of(&model.graph, &model.weights).active_parameters as f64 / 1e9;
+            assert!((found / billions - 1.0).abs() < 0.01, "{name}: {found} billion");
+        }
+        let moe = model("moe-1gb");
+        let demands = Demands::of(&moe.graph, &moe.weights);
+        let share = demands.active_bytes as f64 / moe.sizes.tensor_bytes as f64;
+        assert!((0.15..0.25).contains(&share), "{share} of the 1 GB model");
+        assert!((0.95e9..1.2e9).contains(&(moe.sizes.tensor_bytes as f64)), "{} bytes", moe.sizes.tensor_bytes);
+    }
+}
