@@ -70,8 +70,11 @@ impl Norms {
 /// A block of attention and a gated feed-forward, or experts of it where the model has them.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
+    /// The first half.
     pub(super) attention: Attention,
+    /// Before and behind the halves.
     pub(super) norms: Norms,
+    /// Of the gate in the second half.
     pub(super) activation: Activation,
     /// Factor of what each half adds to the residual stream; 1 for none.
     pub(super) residual_scale: f32,
@@ -137,6 +140,8 @@ impl ArchBuilder<'_> {
         attention: &Attention,
     ) -> Result<Value, ModelError> {
         let Attention { head, window, rope, qk_norm, scale } = *attention;
+        // A window that no sequence outgrows is none: its layers share pages with global ones.
+        let window = window.filter(|&w| w < hp.context_length);
         let layer = hp.layers[l];
         let [q, k, v] = self.qkv(l, a, hp.embedding_length, layer, head)?;
         let group = |heads: usize| match qk_norm {

@@ -110,6 +110,16 @@ fn a_gemma3_without_a_window_has_global_layers_only() {
 }
 
 #[test]
+fn a_window_as_long_as_the_context_is_none() {
+    let with_window = |w: u32| gemma3(2).key("gemma3.attention.sliding_window", Value::U32(w));
+    assert_eq!(windows(&load(&with_window(63)).unwrap().graph), [Some(63), Some(63)]);
+    let graph = load(&with_window(64)).unwrap().graph;
+    assert_eq!(windows(&graph), [None, None]);
+    let bases: Vec<_> = graph.ropes.iter().map(|r| r.base).collect();
+    assert_eq!(bases, [1e6, 1e4], "what else makes a window layer stays");
+}
+
+#[test]
 fn only_global_layers_extend_their_context() {
     let writer = gemma3(1)
         .str("gemma3.rope.scaling.type", "linear")

@@ -3,6 +3,8 @@
 
 use opencoti_compute::graph::Graph;
 use opencoti_model::Model;
+use opencoti_model::gguf::Value;
+use opencoti_model::gguf::write::GgufWriter;
 use opencoti_model::hparams::HParams;
 
 use crate::mistakes::rebuilt;
@@ -75,5 +77,25 @@ fn a_scale_beside_a_weight_multiplies_its_product() {
         })
     });
     let diff = diff(&load(scaled).expect("loads"), &fixture);
+    assert!(diff <= TOLERANCE, "{diff}");
+}
+
+#[test]
+fn llama_3_scaling_by_keys_is_that_by_divisors() {
+    let fixture = fixture("llama-rope-freqs");
+    let (_dir, keyed) = rewrite(&fixture.model.file, |writer, tensor| {
+        let number =
+            |writer: GgufWriter, key: &str, v: f32| writer.key(&format!("llama.rope.scaling.{key}"), Value::F32(v));
+        (tensor == "rope_freqs.weight").then(|| {
+            let writer = writer
+                .str("llama.rope.scaling.type", "llama3")
+                .key("llama.rope.scaling.original_context_length", Value::U32(32));
+            let numbers = [("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0)];
+            numbers.into_iter().fold(writer, |writer, (key, v)| number(writer, key, v))
+        })
+    });
+    let model = load(keyed).expect("loads");
+    assert_eq!(model.graph.ropes[0].freq_divisors, None);
+    let diff = diff(&model, &fixture);
     assert!(diff <= TOLERANCE, "{diff}");
 }

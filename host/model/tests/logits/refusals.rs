@@ -1,10 +1,13 @@
 //! Files that do not fit their architecture.
 
+use opencoti_model::arch::Architecture;
 use opencoti_model::gguf::write::GgufWriter;
-use opencoti_model::gguf::{TensorType, Value};
+use opencoti_model::gguf::{Array, GgufFile, TensorType, Value};
+use proptest::prelude::*;
 
-use crate::fixture;
+use crate::fixture::path;
 use crate::rewrite::{load, rewrite, with_key};
+use crate::{NAMES, fixture};
 
 /// The refusal of a tiny llama whose tensors were passed through `change`.
 fn refusal(change: impl Fn(GgufWriter, &str) -> Option<GgufWriter>) -> String {
@@ -116,5 +119,60 @@ fn senseless_hyperparameters_are_refused_by_key() {
     ] {
         let message = refusal_of_key(key, value.clone());
         assert!(message.contains(word), "{key} = {value:?}: {message}");
+    }
+}
+
+/// Keys that shape a graph, of one architecture or another.
+const KEYS: [&str; 20] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.scale",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "embedding_scale",
+    "logit_scale",
+];
+
+fn any_value() -> impl Strategy<Value = Value> {
+    let kinds = ["none", "linear", "yarn", "llama3", "longrope"];
+    prop_oneof![
+        prop_oneof![0u32..70, any::<u32>()].prop_map(Value::U32),
+        any::<i32>().prop_map(Value::I32),
+        any::<f32>().prop_map(Value::F32),
+        any::<bool>().prop_map(Value::Bool),
+        prop::sample::select(kinds.to_vec()).prop_map(|kind| Value::Str(kind.into())),
+        prop::collection::vec(0u32..9, 0..4).prop_map(|v| Value::Array(Array::U32(v))),
+        prop::collection::vec(any::<bool>(), 0..4).prop_map(|v| Value::Array(Array::Bool(v))),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn senseless_keys_never_panic(
+        name in prop::sample::select(NAMES),
+        key in prop::sample::select(&KEYS[..]),
+        value in any_value(),
+    ) {
+        let file = GgufFile::open(&path(&format!("{name}.gguf"))).expect("valid");
+        let arch = Architecture::of(&file).expect("known").name;
+        let (_dir, changed) = with_key(&file, &format!("{arch}.{key}"), value);
+        if let Ok(model) = load(changed) {
+            prop_assert_eq!(model.weights.len(), model.graph.weights.len());
+        }
     }
 }
