@@ -1,31 +1,15 @@
 //! The graphs of the architectures against the logits of transformers, run by a plain f64 interpreter: what is checked is the
 //! description, not an executor.
 
-use opencoti_compute::graph::Graph;
 use opencoti_model::Model;
 use opencoti_model::gguf::Value;
 use opencoti_model::gguf::write::GgufWriter;
-use opencoti_model::hparams::HParams;
 
-use crate::mistakes::rebuilt;
 use crate::rewrite::{load, rewrite};
 use crate::{Fixture, NAMES, TOLERANCE, fixture, max_diff, reference};
 
 pub(crate) fn diff(model: &Model, fixture: &Fixture) -> f32 {
     max_diff(&reference::logits(&model.graph, &model.weights, &fixture.tokens), &fixture.logits)
-}
-
-/// The difference after a change of hyperparameters.
-pub(crate) fn diff_with(name: &str, change: impl Fn(&mut HParams)) -> f32 {
-    let fixture = fixture(name);
-    diff(&rebuilt(&fixture.model, change), &fixture)
-}
-
-/// The difference after a change of the graph.
-pub(crate) fn diff_with_graph(name: &str, change: impl Fn(&mut Graph)) -> f32 {
-    let mut fixture = fixture(name);
-    change(&mut fixture.model.graph);
-    diff(&fixture.model, &fixture)
 }
 
 #[test]

@@ -310,7 +310,7 @@ fn swap_gate_and_up(g: &mut Graph) {
 }
 
 /// `x * Phi(x)`, the integral of the normal density by Simpson's rule.
-fn gelu_erf(x: f64) -> f64 {
+pub(super) fn gelu_erf(x: f64) -> f64 {
     const STEPS: usize = 200;
     let density = |t: f64| (-t * t / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
     let h = x / STEPS as f64;

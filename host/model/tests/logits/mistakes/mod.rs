@@ -2,6 +2,7 @@
 //! family adds its rows in a file of its own.
 
 mod dense;
+mod gemma4;
 
 use opencoti_compute::graph::{Graph, Op};
 use opencoti_model::Model;
@@ -31,7 +32,7 @@ pub(crate) enum Change {
 }
 
 /// Every family's rows.
-const TABLE: [&[Mistake]; 1] = [dense::ROWS];
+const TABLE: [&[Mistake]; 2] = [dense::ROWS, gemma4::ROWS];
 
 /// How far logits must be off: well above what rounding explains.
 const SEEN: f32 = 3.0 * TOLERANCE;
