@@ -14,6 +14,7 @@ use opencoti_compute::graph::{
 };
 
 use super::builder::ArchBuilder;
+use super::moe::Moe;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
 use crate::hparams::{HParams, HeadParams};
@@ -228,8 +229,24 @@ impl Forward<'_> {
     fn feed_forward(&mut self, l: usize) -> Result<(), ModelError> {
         let (e, width) = (self.hp.embedding_length, self.hp.layers[l].feed_forward);
         let a = self.norm(&format!("blk.{l}.ffn_norm"), self.x)?;
-        let dense = self.b.gated_ffn(l, a, e, width, Activation::GeluTanh)?;
-        self.add_normed(&format!("blk.{l}.post_ffw_norm"), dense)
+        let mut y = self.b.gated_ffn(l, a, e, width, Activation::GeluTanh)?;
+        if self.hp.expert_count > 0 {
+            let dense = self.norm(&format!("blk.{l}.post_ffw_norm_1"), y)?;
+            let experts = self.experts(l)?;
+            y = self.b.graph.add(dense, experts);
+        }
+        self.add_normed(&format!("blk.{l}.post_ffw_norm"), y)
+    }
+
+    /// What the experts make of the residual stream. The router has a norm of its own, with a factor for each element.
+    fn experts(&mut self, l: usize) -> Result<Value, ModelError> {
+        let e = self.hp.embedding_length;
+        let factors = self.b.vector(&format!("blk.{l}.ffn_gate_inp.scale"), e)?;
+        let seen = self.b.graph.rms_norm(self.x, factors, self.hp.rms_eps);
+        let seen = self.b.graph.scale(seen, 1.0 / (e as f32).sqrt());
+        let a = self.norm(&format!("blk.{l}.pre_ffw_norm_2"), self.x)?;
+        let y = self.b.moe_ffn(l, seen, a, e, Moe::of(self.hp, l, Activation::GeluTanh))?;
+        self.norm(&format!("blk.{l}.post_ffw_norm_2"), y)
     }
 
     /// Adds what the layer makes of its own input.

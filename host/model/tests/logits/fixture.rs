@@ -35,6 +35,7 @@ pub(crate) const NAMES: &[&str] = &[
     "gemma3-linear-capped",
     "gemma4",
     "gemma4-elastic",
+    "gemma4-moe",
     "phi3",
     "phi3-long",
     "phi3-short",

@@ -11,13 +11,14 @@ use crate::rewrite::{Rewritten, load, write};
 use crate::{Fixture, TOLERANCE, fixture, max_diff, reference};
 
 /// Each tiny model with a plan for it.
-const PLANS: [(&str, &str); 7] = [
+const PLANS: [(&str, &str); 8] = [
     ("llama", "1-2"),
     ("llama", "0-1;1-3"),
     ("gemma3", "2,4"),
     ("gemma3-linear-capped", "1-3"),
     ("gemma4", "1-4"),
     ("gemma4-elastic", "1-3"),
+    ("gemma4-moe", "1-3"),
     ("gemma4-elastic", "1-2;3-5"),
 ];
 

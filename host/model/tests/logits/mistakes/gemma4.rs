@@ -9,11 +9,7 @@ use super::{Mistake, is_norm, skip};
 const ALL: &[&str] = &["gemma4", "gemma4-elastic", "gemma4-moe"];
 
 pub(super) const ROWS: &[Mistake] = &[
-    Mistake {
-        what: "a window of one key too many",
-        models: ALL,
-        change: InHParams(|hp| hp.sliding_window = Some(9)),
-    },
+    Mistake { what: "a window of one key too many", models: ALL, change: InHParams(|hp| hp.sliding_window = Some(9)) },
     Mistake { what: "a window of one key too few", models: ALL, change: InHParams(|hp| hp.sliding_window = Some(7)) },
     Mistake {
         what: "scores scaled by the root of the head size",
