@@ -126,6 +126,11 @@ mod tests {
         ("gemma3-4b", 20_480, 118_784, Some(1024)),
         ("gemma3-12b", 65_536, 327_680, Some(1024)),
         ("gemma3-27b", 81_920, 425_984, Some(1024)),
+        ("gemma4-e2b", 6_144, 12_288, Some(512)),
+        ("gemma4-e4b", 16_384, 40_960, Some(512)),
+        ("gemma4-12b", 16_384, 327_680, Some(1024)),
+        ("gemma4-26b-a4b", 20_480, 204_800, Some(1024)),
+        ("gemma4-31b", 81_920, 819_200, Some(1024)),
     ];
 
     #[test]
@@ -143,7 +148,13 @@ mod tests {
     #[test]
     fn only_chosen_experts_and_no_lookups_are_active() {
         // Billions of active parameters, and their bytes in Q4_K_M.
-        for (name, billions) in [("qwen3-30b-a3b", 3.04), ("smollm2-135m", 0.135), ("llama3-8b", 7.50)] {
+        for (name, billions) in [
+            ("qwen3-30b-a3b", 3.04),
+            ("smollm2-135m", 0.135),
+            ("llama3-8b", 7.50),
+            ("gemma4-e2b", 2.3),
+            ("gemma4-26b-a4b", 3.8),
+        ] {
             let model = model(name);
             let found = Demands::of(&model.graph, &model.weights).active_parameters as f64 / 1e9;
             assert!((found / billions - 1.0).abs() < 0.01, "{name}: {found} billion");
