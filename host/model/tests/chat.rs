@@ -3,9 +3,9 @@
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use opencoti_model::chat::{
-    ChatError, ChatRequest, ChatTemplate, ConstraintOptions, Ending, OutputEvent, OutputParser, Rendered, Tool,
-    ToolChoice, ToolConstraint, ToolOutput, default_template, parse_messages, parse_tool_choice, parse_tools,
-    tool_constraint,
+    CallSyntax, ChatError, ChatRequest, ChatTemplate, ConstraintOptions, Ending, OutputEvent, OutputFormat,
+    OutputParser, Rendered, Tool, ToolChoice, ToolConstraint, default_template, parse_messages, parse_tool_choice,
+    parse_tools, tool_constraint,
 };
 use opencoti_model::tokenizer::{Tokenizer, TokenizerSpec};
 use serde_json::{Map, Value, json};
@@ -186,7 +186,7 @@ fn an_open_thought_in_the_prompt_is_noticed() {
     assert!(with.prompt.ends_with("<think>\n") && with.output.in_thought && with.output.thoughts);
     let without = rendered(&template, user, &weather(), Ending::Generate, json!({})).unwrap();
     assert!(!without.output.in_thought);
-    assert_eq!(without.output.tools, ToolOutput::Tagged);
+    assert_eq!((without.output.call_syntax, without.output.tools.len()), (CallSyntax::Hermes, 2));
 }
 
 #[test]
@@ -281,11 +281,9 @@ const ROME: &str = r#"<tool_call>
 const CELSIUS: &str = r#"<tool_call>{"name": "unit", "arguments": {"unit": "C"}}</tool_call>"#;
 
 fn constraint(choice: ToolChoice, parallel: bool, thoughts: bool, in_thought: bool) -> ToolConstraint {
-    tool_constraint(
-        &weather(),
-        &choice,
-        ConstraintOptions { parallel, answer: None, thoughts, in_thought, is_special: &|_| false },
-    )
+    let output = &OutputFormat { thoughts, in_thought, ..OutputFormat::default() };
+    let options = ConstraintOptions { parallel, answer: None, output, special: &|_| None };
+    tool_constraint(&weather(), &choice, options).unwrap()
 }
 
 #[test]
@@ -317,9 +315,9 @@ fn an_answer_is_calls_or_json_of_its_schema() {
         "type": "object", "properties": {"warm": {"type": "boolean"}}, "required": ["warm"],
         "additionalProperties": false}}});
     let with_answer = |choice, parallel, thoughts| {
-        let (answer, is_special) = (Some(&schema), &|_: &str| false);
-        let options = ConstraintOptions { parallel, answer, thoughts, in_thought: false, is_special };
-        tool_constraint(&weather(), &choice, options)
+        let output = &OutputFormat { thoughts, ..OutputFormat::default() };
+        let options = ConstraintOptions { parallel, answer: Some(&schema), output, special: &|_| None };
+        tool_constraint(&weather(), &choice, options).unwrap()
     };
     let auto = with_answer(ToolChoice::Auto, true, true);
     for text in [r#"{"warm": true}"#, "\n{\"warm\":false}", ROME, &format!("{ROME}\n{CELSIUS}")] {
@@ -365,12 +363,16 @@ fn no_choice_means_no_grammar() {
 
 #[test]
 fn markers_that_are_special_tokens_are_matched_as_tokens() {
-    let options =
-        ConstraintOptions { parallel: true, answer: None, thoughts: true, in_thought: false, is_special: &|_| true };
+    let special =
+        &|marker: &str| ["<tool_call>", "</tool_call>", "</think>"].iter().position(|m| *m == marker).map(|i| i as u32);
+    let output = &OutputFormat { thoughts: true, ..OutputFormat::default() };
+    let options = ConstraintOptions { parallel: true, answer: None, output, special };
     for choice in [ToolChoice::Required, ToolChoice::Auto] {
-        let ToolConstraint::Lark(lark) = tool_constraint(&weather(), &choice, options) else { panic!("no grammar") };
-        assert!(lark.contains(" <tool_call> body") && lark.contains("SPACE </tool_call>"), "{lark}");
-        assert!(!lark.contains("\"<tool_call>\""), "{lark}");
+        let Ok(ToolConstraint::Lark(lark)) = tool_constraint(&weather(), &choice, options) else {
+            panic!("no grammar")
+        };
+        assert!(lark.contains("<[0]>") && lark.contains("SPACE <[1]>") && lark.contains("TEXT? <[2]>"), "{lark}");
+        assert!(!lark.contains("tool_call>\""), "{lark}");
     }
 }
 

@@ -94,26 +94,43 @@ impl Tools {
     }
 
     /// What holds the output to calls, or to an `answer` of that schema.
-    fn constraint(&self, info: &EngineInfo, output: OutputFormat, answer: Option<&Value>) -> Option<Constrained> {
+    fn constraint(
+        &self,
+        info: &EngineInfo,
+        output: &OutputFormat,
+        answer: Option<&Value>,
+    ) -> Result<Option<Constrained>, ApiError> {
         let options = ConstraintOptions {
             parallel: self.parallel,
             answer,
-            thoughts: output.thoughts,
-            in_thought: output.in_thought,
-            is_special: &|marker| is_special(info, marker),
+            output,
+            special: &|marker| special_token(info, marker),
         };
-        match tool_constraint(&self.list, &self.choice, options) {
+        let constraint = tool_constraint(&self.enforceable()?, &self.choice, options)
+            .map_err(|error| ApiError::field(error.path, error.problem))?;
+        Ok(match constraint {
             ToolConstraint::None => None,
             ToolConstraint::Lark(grammar) => {
                 Some(Constrained { constraint: Constraint::Lark(grammar), field: "tools".to_owned() })
             }
-        }
+        })
+    }
+
+    /// The tools with schemas that are known to be enforceable: inside the grammar of calls nobody could tell whose a
+    /// keyword is.
+    fn enforceable(&self) -> Result<Vec<Tool>, ApiError> {
+        let tools = self.list.iter().enumerate().map(|(i, tool)| {
+            let field = format!("tools[{i}].function.parameters");
+            let parameters = constraint::json_schema(&tool.parameters).map_err(|error| error.in_field(&field))?;
+            Ok(Tool { parameters, ..tool.clone() })
+        });
+        tools.collect()
     }
 }
 
-/// Whether the vocabulary has a marker as a special token.
-pub(crate) fn is_special(info: &EngineInfo, marker: &str) -> bool {
-    info.tokenizer.token_id(marker).is_some_and(|id| info.tokenizer.is_special(id))
+/// The special token that a marker is in the vocabulary.
+pub(crate) fn special_token(info: &EngineInfo, marker: &str) -> Option<u32> {
+    info.tokenizer.token_id(marker).filter(|&id| info.tokenizer.is_special(id))
 }
 
 /// A request's form constraint; at most one of the fields may ask for one. A schema may come with tools: it then binds the
@@ -142,13 +159,13 @@ pub(crate) fn constraint(
     form: Option<Constrained>,
     tools: &Tools,
     info: &EngineInfo,
-    output: OutputFormat,
+    output: &OutputFormat,
 ) -> Result<Option<Constrained>, ApiError> {
     if !tools.are_usable() {
         return Ok(form);
     }
     let answer = form.as_ref().map(answer_schema).transpose()?;
-    Ok(tools.constraint(info, output, answer.as_ref()))
+    tools.constraint(info, output, answer.as_ref())
 }
 
 /// The schema that a form asks for, known to be enforceable: inside the grammar of calls nobody could tell whose it is.

@@ -65,7 +65,7 @@ pub(crate) struct TemplateCaps {
     supports_tool_calls: bool,
     supports_tool_responses: bool,
     supports_object_arguments: bool,
-    /// Thoughts in `<think>` tags.
+    /// Thoughts between marks of the model's family.
     supports_thinking: bool,
 }
 
@@ -79,7 +79,7 @@ impl From<Capabilities> for TemplateCaps {
             supports_tool_calls: found.tool_calls,
             supports_tool_responses: found.tool_results,
             supports_object_arguments: found.object_arguments,
-            supports_thinking: found.think_tags,
+            supports_thinking: found.thought_syntax.is_some(),
         }
     }
 }

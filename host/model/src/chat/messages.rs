@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::template::Capabilities;
+
 /// What is wrong with the messages or tools of a request, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}")]
@@ -83,21 +85,24 @@ impl Message {
     }
 
     /// The object templates see.
-    pub(super) fn to_json(&self, typed_content: bool, object_arguments: bool) -> Value {
+    pub(super) fn to_json(&self, template: &Capabilities) -> Value {
         let mut out = Map::new();
         out.insert("role".into(), self.role.name().into());
-        let content =
-            if typed_content { json!([{"type": "text", "text": self.content}]) } else { self.content.clone().into() };
+        let content = if template.typed_content {
+            json!([{"type": "text", "text": self.content}])
+        } else {
+            self.content.clone().into()
+        };
         out.insert("content".into(), content);
-        let optional =
-            [("reasoning_content", &self.reasoning), ("tool_call_id", &self.tool_call_id), ("name", &self.name)];
+        let reasoning = if template.thinking_field { "thinking" } else { "reasoning_content" };
+        let optional = [(reasoning, &self.reasoning), ("tool_call_id", &self.tool_call_id), ("name", &self.name)];
         for (key, value) in optional {
             if let Some(value) = value {
                 out.insert(key.into(), value.clone().into());
             }
         }
         if !self.tool_calls.is_empty() {
-            let calls = self.tool_calls.iter().map(|call| call.to_json(object_arguments)).collect();
+            let calls = self.tool_calls.iter().map(|call| call.to_json(template.object_arguments)).collect();
             out.insert("tool_calls".into(), Value::Array(calls));
         }
         Value::Object(out)

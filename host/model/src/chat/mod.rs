@@ -3,7 +3,7 @@
 //! [`parse_messages`], [`parse_tools`] and [`parse_tool_choice`] check what a client sent; [`ChatTemplate`] renders it;
 //! [`tool_constraint`] gives the grammar to decode with; [`OutputParser`] takes the generated text apart.
 
-mod call_scanner;
+mod constraint;
 mod defaults;
 mod jinja;
 mod messages;
@@ -11,8 +11,9 @@ mod output;
 mod template;
 mod tools;
 
+pub use constraint::{ConstraintOptions, ToolConstraint, tool_constraint};
 pub use defaults::default_template;
 pub use messages::{Message, MessageError, Role, ToolCall, parse_messages};
-pub use output::{OutputEvent, OutputFormat, OutputParser, ToolOutput};
+pub use output::{CallSyntax, OutputEvent, OutputFormat, OutputParser, ThoughtSyntax};
 pub use template::{Capabilities, ChatError, ChatRequest, ChatTemplate, Ending, Rendered};
-pub use tools::{ConstraintOptions, Tool, ToolChoice, ToolConstraint, parse_tool_choice, parse_tools, tool_constraint};
+pub use tools::{Tool, ToolChoice, parse_tool_choice, parse_tools};

@@ -10,8 +10,8 @@ use time::OffsetDateTime;
 
 use super::jinja;
 use super::messages::{Message, MessageError, Role};
-use super::output::{OutputFormat, ToolOutput};
-use super::tools::{self, Tool};
+use super::output::{CallSyntax, OutputEvent, OutputFormat, OutputParser, ThoughtSyntax};
+use super::tools::{self, Tool, parse_tools};
 
 /// Why a template can't be used or a conversation not be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -37,21 +37,23 @@ pub struct Capabilities {
     pub tool_calls: bool,
     /// Tool messages appear in the prompt.
     pub tool_results: bool,
-    /// Calls are written as `<tool_call>{"name": …}</tool_call>`.
-    pub tagged_calls: bool,
+    /// How the model writes calls, if that was found out; the template's own form of calls is read back by its parser.
+    pub call_syntax: Option<CallSyntax>,
     /// Content must be an array of parts, not a string.
     pub typed_content: bool,
     /// Arguments of calls are passed as objects, not as JSON strings.
     pub object_arguments: bool,
-    /// The template knows thoughts in `<think>` tags.
-    pub think_tags: bool,
+    /// How the model marks thoughts, if the template knows any.
+    pub thought_syntax: Option<ThoughtSyntax>,
+    /// Thoughts of the history go by the name `thinking`, not `reasoning_content`.
+    pub thinking_field: bool,
 }
 
 impl Capabilities {
-    /// Whether the template's own tool syntax is used: it is complete and one that `OutputParser` reads. Otherwise tools,
-    /// calls and results are written into the messages.
+    /// Whether the model's own way of calling tools is used: the template shows tools and results, and it is known how
+    /// calls look. Otherwise tools, calls and results are written into the messages.
     pub fn native_tools(&self) -> bool {
-        self.tools && self.tool_calls && self.tool_results && self.tagged_calls
+        self.tools && self.tool_results && self.call_syntax.is_some()
     }
 }
 
@@ -108,7 +110,7 @@ pub struct ChatRequest<'a> {
 }
 
 /// A rendered conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rendered {
     /// The prompt; encode it with `parse_special`. It begins with the beginning token's text if the template prints it.
     pub prompt: String,
@@ -192,34 +194,47 @@ impl ChatTemplate {
                 }
             }
         }
-        let output = self.output_format(&prompt, continued.as_deref(), request);
+        let output = self.output_format(&prompt, continued.as_deref(), request, native_tools);
         Ok(Rendered { prompt, output })
     }
 
-    fn output_format(&self, prompt: &str, continued: Option<&str>, request: ChatRequest) -> OutputFormat {
+    fn output_format(
+        &self,
+        prompt: &str,
+        continued: Option<&str>,
+        request: ChatRequest,
+        native_tools: bool,
+    ) -> OutputFormat {
+        let thought_syntax = self.capabilities.thought_syntax.unwrap_or_default();
+        let (open, close) = thought_syntax.markers();
         let in_thought = match (continued, request.ending) {
-            (Some(content), _) => content.rfind("<think>") > content.rfind("</think>"),
-            (None, Ending::Generate) => prompt.trim_end().ends_with("<think>"),
+            (Some(content), _) => content.rfind(open) > content.rfind(close),
+            (None, Ending::Generate) => prompt.trim_end().ends_with(open),
             (None, _) => false,
         };
         OutputFormat {
-            thoughts: self.capabilities.think_tags,
+            thoughts: self.capabilities.thought_syntax.is_some(),
             in_thought,
-            tools: if request.tools.is_empty() { ToolOutput::None } else { ToolOutput::Tagged },
+            thought_syntax,
+            call_syntax: self.capabilities.call_syntax.filter(|_| native_tools).unwrap_or_default(),
+            tools: request.tools.into(),
         }
     }
 
     /// Brings the messages into a form the template has.
     fn adapt(&self, messages: &[Message], tools: &[Tool], native_tools: bool) -> Vec<Message> {
         let mut messages = messages.to_vec();
+        let found = self.capabilities;
         if !native_tools {
-            messages = messages.iter().map(tools::calls_as_text).collect();
+            messages = messages.iter().map(|message| tools::calls_as_text(message, CallSyntax::Hermes)).collect();
             messages = tools::results_as_text(&messages);
             if !tools.is_empty() {
                 add_system_text(&mut messages, &tools::tools_as_text(tools));
             }
+        } else if let Some(syntax) = found.call_syntax.filter(|_| !found.tool_calls) {
+            messages = messages.iter().map(|message| tools::calls_as_text(message, syntax)).collect();
         }
-        if !self.capabilities.system {
+        if !found.system {
             fold_system_text(&mut messages);
         }
         messages
@@ -233,8 +248,7 @@ impl ChatTemplate {
         kwargs: &Map<String, Value>,
         now: OffsetDateTime,
     ) -> Result<String, ChatError> {
-        let (typed, object) = (self.capabilities.typed_content, self.capabilities.object_arguments);
-        let messages = messages.iter().map(|message| message.to_json(typed, object)).collect();
+        let messages = messages.iter().map(|message| message.to_json(&self.capabilities)).collect();
         self.run(Value::Array(messages), tools, add_generation_prompt, kwargs, now)
             .map_err(|e| ChatError::Refused(describe(&e)))
     }
@@ -261,11 +275,14 @@ impl ChatTemplate {
 
     /// Renders small conversations and looks for what they said.
     fn probe(&mut self) -> Result<(), ChatError> {
-        self.capabilities.think_tags = self.source.contains("<think>");
-        let plain = self.try_render(json!([{"role": "user", "content": "needle-user"}]), &[]);
+        self.capabilities.thought_syntax =
+            ThoughtSyntax::ALL.into_iter().find(|syntax| self.source.contains(syntax.markers().0));
+        self.capabilities.thinking_field =
+            !self.source.contains("reasoning_content") && self.source.contains("message.thinking");
+        let plain = self.try_render(json!([{"role": "user", "content": "needle-user"}]));
         if !plain.as_ref().is_ok_and(|text| text.contains("needle-user")) {
             let typed = json!([{"role": "user", "content": [{"type": "text", "text": "needle-user"}]}]);
-            match (self.try_render(typed, &[]), plain) {
+            match (self.try_render(typed), plain) {
                 (Ok(text), _) if text.contains("needle-user") => self.capabilities.typed_content = true,
                 (_, Err(error)) => return Err(ChatError::Useless(describe(&error))),
                 (_, Ok(_)) => return Err(ChatError::Useless("the message's text is not in the prompt".into())),
@@ -299,25 +316,76 @@ impl ChatTemplate {
         }
         self.capabilities.tool_calls = self.shows("needle-value", &conversation, &[]);
         self.capabilities.tool_results = self.shows("needle-result", &conversation, &[]);
-        let text = self.try_messages(&conversation, &[&tool]).unwrap_or_default();
-        self.capabilities.tagged_calls = text.split("<tool_call>").skip(1).any(|call| {
-            let call = call.split("</tool_call>").next().unwrap_or_default();
-            serde_json::from_str::<Value>(call).is_ok_and(|call| call["arguments"]["needle_arg"] == "needle-value")
-        });
+        self.capabilities.call_syntax = match self.capabilities.tool_calls {
+            true => self.probe_calls(&conversation, &tool),
+            false => self.call_syntax_of_words(),
+        };
+    }
+
+    /// The syntax whose parser reads back a call that the template has rendered.
+    fn probe_calls(&self, conversation: &[&Message; 3], tool: &Value) -> Option<CallSyntax> {
+        let prompt = self.try_messages(&conversation[..1], &[tool], true).unwrap_or_default();
+        let closed = (2..=3).map(|n| self.try_messages(&conversation[..n], &[tool], false).unwrap_or_default());
+        let answers: Vec<String> = closed.map(|closed| answer_behind(&prompt, &closed).to_owned()).collect();
+        let reads = |syntax: CallSyntax, answer: &str| {
+            let tools = parse_tools(&json!([tool])).unwrap_or_default().into();
+            let mut parser =
+                OutputParser::new(OutputFormat { call_syntax: syntax, tools, ..OutputFormat::default() }, "");
+            let mut arguments = String::new();
+            let mut names = Vec::new();
+            for event in parser.push(answer).into_iter().chain(parser.finish()) {
+                match event {
+                    OutputEvent::ToolCallStart { name, .. } => names.push(name),
+                    OutputEvent::ToolArguments { delta, .. } => arguments.push_str(&delta),
+                    _ => {}
+                }
+            }
+            let arguments: Value = serde_json::from_str(&arguments).unwrap_or_default();
+            names == ["needle_tool"] && arguments == json!({"needle_arg": "needle-value"})
+        };
+        CallSyntax::ALL.into_iter().find(|&syntax| answers.iter().any(|answer| reads(syntax, answer)))
+    }
+
+    /// The syntax that a template without a form for calls speaks of, or that goes with how it lists tools.
+    fn call_syntax_of_words(&self) -> Option<CallSyntax> {
+        const LISTS: [(&str, CallSyntax); 3] = [
+            ("<|tool_list_start|>", CallSyntax::Lfm2),
+            ("List of tools: [", CallSyntax::Lfm2),
+            ("<|/tool|>", CallSyntax::Granite),
+        ];
+        let has = |words: &str| self.source.contains(words);
+        let by_marker = CallSyntax::ALL.into_iter().find(|syntax| has(syntax.openings()[0]));
+        by_marker.or_else(|| LISTS.iter().find(|(words, _)| has(words)).map(|&(_, syntax)| syntax))
     }
 
     fn shows(&self, needle: &str, messages: &[&Message], tools: &[&Value]) -> bool {
-        self.try_messages(messages, tools).is_ok_and(|text| text.contains(needle))
+        self.try_messages(messages, tools, true).is_ok_and(|text| text.contains(needle))
     }
 
-    fn try_messages(&self, messages: &[&Message], tools: &[&Value]) -> Result<String, minijinja::Error> {
-        let (typed, object) = (self.capabilities.typed_content, self.capabilities.object_arguments);
-        self.try_render(messages.iter().map(|message| message.to_json(typed, object)).collect(), tools)
+    fn try_messages(
+        &self,
+        messages: &[&Message],
+        tools: &[&Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, minijinja::Error> {
+        let messages = messages.iter().map(|message| message.to_json(&self.capabilities)).collect();
+        self.run(messages, tools, add_generation_prompt, &Map::new(), OffsetDateTime::UNIX_EPOCH)
     }
 
-    fn try_render(&self, messages: Value, tools: &[&Value]) -> Result<String, minijinja::Error> {
-        self.run(messages, tools, true, &Map::new(), OffsetDateTime::UNIX_EPOCH)
+    fn try_render(&self, messages: Value) -> Result<String, minijinja::Error> {
+        self.run(messages, &[], true, &Map::new(), OffsetDateTime::UNIX_EPOCH)
     }
+}
+
+/// What `closed`, a conversation with an answer, has beyond `prompt`, the same one before it. A marker of which only a
+/// part differs is left whole.
+fn answer_behind<'t>(prompt: &str, closed: &'t str) -> &'t str {
+    let common = prompt.bytes().zip(closed.bytes()).take_while(|(a, b)| a == b).count();
+    let mut common = closed.floor_char_boundary(common);
+    if let Some(open) = closed[..common].rfind(['<', '[']).filter(|&open| !closed[open..common].contains(['>', ']'])) {
+        common = open;
+    }
+    &closed[common..]
 }
 
 /// Appends a text to the system message, or puts one in front.

@@ -1,10 +1,9 @@
-//! Tool definitions and choices of a request, how they are told to a model whose template knows no tools, and the grammar
-//! that makes a model call them in the right form.
+//! Tool definitions and choices of a request, and how they are told to a model whose template knows no tools.
 
 use serde_json::{Map, Value, json};
 
 use super::messages::{Message, MessageError, Role, kind_of};
-use super::output::{CALL, END_CALL};
+use super::output::CallSyntax;
 
 /// A function the model may call.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +13,13 @@ pub struct Tool {
     pub parameters: Value,
     /// The definition as the client sent it.
     pub definition: Value,
+}
+
+impl Tool {
+    /// Whether the definition asks for arguments that are sure to fit the schema (`strict`).
+    pub fn is_strict(&self) -> bool {
+        self.definition.pointer("/function/strict").and_then(Value::as_bool).unwrap_or(false)
+    }
 }
 
 /// Which tools the model may or must call.
@@ -147,162 +153,21 @@ fn parse_choice_object(object: &Map<String, Value>, tools: &[Tool]) -> Result<To
     }
 }
 
-/// What holds a generation to the form of tool calls.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ToolConstraint {
-    /// Nothing: no tool may be called.
-    None,
-    /// A grammar in llguidance's Lark dialect, for the whole output from its first token.
-    Lark(String),
-}
-
-/// What the grammar has to fit.
-#[derive(Clone, Copy)]
-pub struct ConstraintOptions<'a> {
-    /// Allow several calls. A choice that names one function is one call all the same.
-    pub parallel: bool,
-    /// A JSON schema for the answer of a model that calls nothing; free text without one.
-    pub answer: Option<&'a Value>,
-    /// The output may begin with `<think>…</think>`.
-    pub thoughts: bool,
-    /// The output begins inside a thought.
-    pub in_thought: bool,
-    /// Whether a marker such as `<tool_call>` is a special token of the vocabulary; it is then matched as that token and
-    /// not by its bytes.
-    pub is_special: &'a dyn Fn(&str) -> bool,
-}
-
-/// The constraint for a choice among tools, in the form `<tool_call>{"name": …, "arguments": …}</tool_call>`.
-pub fn tool_constraint(tools: &[Tool], choice: &ToolChoice, options: ConstraintOptions) -> ToolConstraint {
-    let allowed: Vec<&Tool> = match choice {
-        ToolChoice::None => Vec::new(),
-        ToolChoice::Auto | ToolChoice::Required => tools.iter().collect(),
-        ToolChoice::Named(name) => tools.iter().filter(|tool| tool.name == *name).collect(),
-        ToolChoice::Allowed { names, .. } => tools.iter().filter(|tool| names.contains(&tool.name)).collect(),
-    };
-    if allowed.is_empty() {
-        return ToolConstraint::None;
-    }
-    let required =
-        matches!(choice, ToolChoice::Required | ToolChoice::Named(_) | ToolChoice::Allowed { required: true, .. });
-    let parallel = options.parallel && !matches!(choice, ToolChoice::Named(_));
-    let options = ConstraintOptions { parallel, ..options };
-    let grammar = [
-        calls_rule(required, options),
-        thought_rule(options),
-        format!("body: SPACE json SPACE {}\n", literal(END_CALL, options)),
-        format!("json: %json {}\n", calls_schema(&allowed)),
-        "SPACE: /[ \\n]*/\nTEXT: /(.|\\n)*/\n".to_owned(),
-    ];
-    ToolConstraint::Lark(grammar.concat())
-}
-
-/// The rules that say how many calls there are, and what text is around them.
-fn calls_rule(required: bool, options: ConstraintOptions) -> String {
-    let open = literal(CALL, options);
-    let thought = match (options.in_thought, options.thoughts) {
-        (true, _) => "thought_end ",
-        (_, true) => "thought? ",
-        _ => "",
-    };
-    let calls = if options.parallel { "call (SPACE call)*" } else { "call" };
-    match options.answer {
-        _ if required => return format!("start: {thought}SPACE {calls}\ncall: {open} body\n"),
-        Some(schema) => {
-            return format!("start: {thought}SPACE ({calls} | answer)\ncall: {open} body\nanswer: %json {schema}\n");
-        }
-        None => {}
-    }
-    let free = match options.parallel {
-        true => format!("start: {thought}call* rest\n"),
-        false => format!("start: {thought}(call | rest)\n"),
-    };
-    // Free text up to the marker; the lazy lexeme ends as soon as the marker is complete.
-    let call = if (options.is_special)(CALL) {
-        format!("call: TEXT? {open} body\n")
-    } else {
-        format!("call: head body\nhead[lazy]: TEXT {open}\n")
-    };
-    format!("{free}rest: TEXT\n{call}")
-}
-
-fn thought_rule(options: ConstraintOptions) -> String {
-    let (begin, end) = (literal("<think>", options), literal("</think>", options));
-    let begin =
-        if options.thoughts && !options.in_thought { format!("thought: {begin} thought_end\n") } else { String::new() };
-    match (options.thoughts || options.in_thought, (options.is_special)("</think>")) {
-        (false, _) => String::new(),
-        (true, true) => format!("{begin}thought_end: TEXT {end} SPACE\n"),
-        (true, false) => format!("{begin}thought_end: thought_text SPACE\nthought_text[lazy]: TEXT {end}\n"),
-    }
-}
-
-/// A marker as a Lark string, or as the special token of that text (whose Lark form is the text itself).
-fn literal(marker: &str, options: ConstraintOptions) -> String {
-    if (options.is_special)(marker) { marker.to_owned() } else { Value::from(marker).to_string() }
-}
-
-/// The schema of one call of any of the tools.
-fn calls_schema(tools: &[&Tool]) -> Value {
-    match tools {
-        [tool] => call_schema(tool, "#"),
-        _ => {
-            let calls = tools.iter().enumerate().map(|(i, tool)| call_schema(tool, &format!("#/anyOf/{i}"))).collect();
-            json!({"anyOf": Value::Array(calls)})
-        }
-    }
-}
-
-fn call_schema(tool: &Tool, root: &str) -> Value {
-    let mut arguments = tool.parameters.clone();
-    rebase_references(&mut arguments, &format!("{root}/properties/arguments"));
-    json!({
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": false,
-    })
-}
-
-/// References inside a schema start at its root; once the schema is part of a larger one, they start at `base`.
-fn rebase_references(schema: &mut Value, base: &str) {
-    match schema {
-        Value::Object(object) => {
-            for (key, value) in object.iter_mut() {
-                match value {
-                    Value::String(reference) if key == "$ref" => {
-                        if let Some(pointer) = reference.strip_prefix('#') {
-                            *reference = format!("{base}{pointer}");
-                        }
-                    }
-                    // Instances, not schemas.
-                    _ if matches!(key.as_str(), "const" | "enum" | "default" | "examples") => {}
-                    _ => rebase_references(value, base),
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| rebase_references(item, base)),
-        _ => {}
-    }
-}
-
 /// Tells the tools in words, for a template that can't.
 pub(super) fn tools_as_text(tools: &[Tool]) -> String {
     let lines: Vec<String> = tools.iter().map(|tool| tool.definition.to_string()).collect();
+    let (call, end_call) = (CallSyntax::Hermes.openings()[0], CallSyntax::Hermes.closings()[0]);
     format!(
         "You can call functions. These are their signatures, one JSON object per line:\n<tools>\n{}\n</tools>\n\
          To call a function, answer with its name and arguments as JSON between tags, one pair of tags per call:\n\
-         {CALL}\n{{\"name\": <function name>, \"arguments\": <arguments object>}}\n{END_CALL}",
+         {call}\n{{\"name\": <function name>, \"arguments\": <arguments object>}}\n{end_call}",
         lines.join("\n")
     )
 }
 
 /// Writes the calls of an assistant message into its text.
-pub(super) fn calls_as_text(message: &Message) -> Message {
-    let calls = message.tool_calls.iter().map(|call| {
-        let call = json!({"name": call.name, "arguments": call.arguments});
-        format!("{CALL}\n{call}\n{END_CALL}")
-    });
+pub(super) fn calls_as_text(message: &Message, syntax: CallSyntax) -> Message {
+    let calls = (!message.tool_calls.is_empty()).then(|| syntax.calls_text(&message.tool_calls));
     let content = (!message.content.is_empty()).then(|| message.content.clone());
     let content = content.into_iter().chain(calls).collect::<Vec<_>>().join("\n");
     Message { content, tool_calls: Vec::new(), ..message.clone() }
