@@ -2,6 +2,7 @@
 
 mod bodies;
 mod gguf;
+mod output;
 mod state;
 
 /// A reader of bytes from outside.
@@ -15,5 +16,12 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 6] =
-    [gguf::TARGET, state::TARGET, bodies::CHAT, bodies::COMPLETION, bodies::MESSAGES, bodies::RESPONSES];
+pub const TARGETS: [Target; 7] = [
+    gguf::TARGET,
+    state::TARGET,
+    bodies::CHAT,
+    bodies::COMPLETION,
+    bodies::MESSAGES,
+    bodies::RESPONSES,
+    output::TARGET,
+];

@@ -204,6 +204,44 @@ fn a_file_without_vocabulary_takes_ids_only() {
 }
 
 #[test]
+fn what_an_end_token_is_called_in_another_family_ends_nothing_in_gemma_4() {
+    let words = ["<eos>", "<turn|>", "<|tool_response>", "</s>", "<|im_end|>"];
+    let spec = |model: &str| {
+        let mut spec = fixture(model, (model == "gpt2").then_some("gpt-2"));
+        for (word, kind) in words.iter().zip([1, 1, 4, 1, 1]) {
+            if !spec.tokens.iter().any(|token| token == word) {
+                spec.tokens.push((*word).to_owned());
+                spec.token_types.as_mut().unwrap().push(kind);
+            }
+        }
+        spec
+    };
+    let ends = |model: &str| {
+        let tokenizer = Tokenizer::new(spec(model)).unwrap();
+        words.map(|word| tokenizer.is_eog(tokenizer.token_id(word).unwrap()))
+    };
+    assert_eq!(ends("gemma4"), [true, true, true, false, false]);
+    assert_eq!(ends("gpt2"), [true, false, false, false, true]);
+}
+
+#[test]
+fn gemma_4_begins_with_its_token_whatever_the_file_says() {
+    let spec = TokenizerSpec { add_bos: Some(false), bos: Some(1), ..fixture("gemma4", None) };
+    let tokenizer = Tokenizer::new(spec).unwrap();
+    assert_eq!(tokenizer.encode("a", PROMPT).unwrap()[0], 1);
+}
+
+#[test]
+fn an_unknown_pre_tokenizer_is_refused_with_the_known_ones() {
+    let spec = TokenizerSpec { pre: Some("qwen9".into()), ..fixture("gpt2", Some("gpt-2")) };
+    let error = Tokenizer::new(spec).err().unwrap().to_string();
+    for known in ["'qwen9'", "dbrx", "gpt-4o", "lfm2", "llama-bpe", "qwen35", "refact", "smaug-bpe", "smollm", "tekken"]
+    {
+        assert!(error.contains(known), "{error} lacks {known}");
+    }
+}
+
+#[test]
 fn broken_vocabularies_are_refused_in_one_sentence_that_names_the_key() {
     let base = || fixture("llama", None);
     let bpe = || fixture("gpt2", Some("gpt-2"));
@@ -314,9 +352,9 @@ proptest! {
 
 proptest! {
     #[test]
-    fn random_text_round_trips(text in "([ \n\r\t]|\\PC|[a-z<|>/]){0,40}", which in 0usize..7) {
+    fn random_text_round_trips(text in "([ \n\r\t]|\\PC|[a-z<|>/]){0,40}", which in 0usize..11) {
         let value = &fixtures()[which];
-        let tokenizer = Tokenizer::new(TokenizerSpec { add_space_prefix: Some(which == 6), ..spec_of(value) }).unwrap();
+        let tokenizer = Tokenizer::new(TokenizerSpec { add_space_prefix: Some(which == 10), ..spec_of(value) }).unwrap();
         let ids = tokenizer.encode(&text, TEXT).unwrap();
         let back = String::from_utf8(tokenizer.decode(&ids, false)).unwrap();
         // Qwen's tokenizers compose; everything else comes back as it was, but `▁` which SentencePiece takes for a space.

@@ -112,6 +112,7 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Sum
     let admission = registry.admission().map(|policy| policy.instance().name().to_owned());
     summary.add("admission", admission.unwrap_or_else(|| "none listed: the built-in rule decides".to_owned()));
     summary.add("chat template", prepared.template_source.clone());
+    add_output_forms(&mut summary, &prepared.template);
     summary.add("threads", threads(settings).to_string());
     summary
 }
@@ -126,6 +127,20 @@ fn add_repeated_layers(summary: &mut Summary, model: &Model) {
     let outer = plan.at_the_boundary(blocks);
     if !outer.is_empty() {
         summary.add("warning", format!("repeating {outer} touches the first or last blocks, which rarely does good"));
+    }
+}
+
+/// How calls and thoughts are told apart from the answer.
+fn add_output_forms(summary: &mut Summary, template: &ChatTemplate) {
+    let found = template.capabilities();
+    let calls = match found.call_syntax.filter(|_| found.native_tools()) {
+        Some(syntax) => format!("in the form `{}`, found in the template", syntax.name()),
+        None => "in the form `hermes`, told in words: the template shows no complete form of its own".to_owned(),
+    };
+    summary.add("tool calls", calls);
+    if let Some(syntax) = found.thought_syntax {
+        let (open, close) = syntax.markers();
+        summary.add("thoughts", format!("between {open} and {close}"));
     }
 }
 

@@ -116,7 +116,7 @@ struct Growing {
 
 impl Growing {
     fn new(context: &Context) -> Self {
-        Growing { reader: Reader::new(context.output, "toolu_"), blocks: Blocks::new(context.omits_thoughts) }
+        Growing { reader: Reader::new(context.output.clone(), "toolu_"), blocks: Blocks::new(context.omits_thoughts) }
     }
 
     /// Takes the next text, which came with so many tokens.
@@ -128,9 +128,9 @@ impl Growing {
         out
     }
 
-    fn finish(&mut self) -> Vec<BlockEvent> {
+    fn finish(&mut self, reason: &StopReason) -> Vec<BlockEvent> {
         let mut out = Vec::new();
-        for event in self.reader.finish() {
+        for event in self.reader.finish(reason) {
             self.blocks.push(event, &mut out);
         }
         self.blocks.close(&mut out);
@@ -154,7 +154,7 @@ impl Surface for Context {
         for (text, n_tokens) in &choice.pieces {
             growing.push(text, *n_tokens);
         }
-        growing.finish();
+        growing.finish(&finish.reason);
         let End { stop_reason, stop_sequence } = End::new(finish, growing.reader.tool_calls());
         let answer = MessageAnswer {
             stop_reason: Some(stop_reason),
@@ -198,7 +198,7 @@ impl Stream {
     }
 
     fn done(&mut self, finish: &Finish, out: &mut VecDeque<Bytes>) {
-        let rest = self.growing.finish();
+        let rest = self.growing.finish(&finish.reason);
         self.send(rest, out);
         let end = End::new(finish, self.growing.reader.tool_calls());
         let usage = MessageUsage::new(&finish.timings, self.growing.reader.reasoning_tokens());

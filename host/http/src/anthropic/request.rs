@@ -233,7 +233,7 @@ impl MessagesFields {
         let choice = self.tool_choice.as_ref().map(|choice| &choice.0);
         let parallel = !choice.and_then(|choice| choice.disable_parallel_tool_use).unwrap_or(false);
         let choice = choice.map_or(Ok(ToolChoice::Auto), |choice| choice.read(&list))?;
-        Ok(Tools { list, choice, parallel })
+        Ok(Tools { list, choice, parallel, schema_field: "input_schema" })
     }
 
     /// The template's variables, and whether thoughts are left out of the answer.

@@ -75,11 +75,16 @@ pub(crate) fn json_schema(schema: &Value, path: &str) -> Result<Constrained, Api
     Ok(Constrained { constraint: Constraint::JsonSchema(schema.clone()), field: path.to_owned() })
 }
 
+/// Where chat requests have the schema of a tool.
+pub(crate) const CHAT_SCHEMA: &str = "function.parameters";
+
 /// The tools of a request and how they may be called.
 pub(crate) struct Tools {
     pub(crate) list: Vec<Tool>,
     pub(crate) choice: ToolChoice,
     pub(crate) parallel: bool,
+    /// Where in an element of the body's `tools` its schema is, for errors.
+    pub(crate) schema_field: &'static str,
 }
 
 impl Tools {
@@ -107,7 +112,7 @@ impl Tools {
             special: &|marker| special_token(info, marker),
         };
         let constraint = tool_constraint(&self.enforceable()?, &self.choice, options)
-            .map_err(|error| ApiError::field(error.path, error.problem))?;
+            .map_err(|error| ApiError::field(error.path.replacen(CHAT_SCHEMA, self.schema_field, 1), error.problem))?;
         Ok(match constraint {
             ToolConstraint::None => None,
             ToolConstraint::Lark(grammar) => {
@@ -120,7 +125,10 @@ impl Tools {
     /// keyword is.
     fn enforceable(&self) -> Result<Vec<Tool>, ApiError> {
         let tools = self.list.iter().enumerate().map(|(i, tool)| {
-            let field = format!("tools[{i}].function.parameters");
+            if !self.choice.allows(&tool.name) {
+                return Ok(tool.clone());
+            }
+            let field = format!("tools[{i}].{}", self.schema_field);
             let parameters = constraint::json_schema(&tool.parameters).map_err(|error| error.in_field(&field))?;
             Ok(Tool { parameters, ..tool.clone() })
         });

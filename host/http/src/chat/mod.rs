@@ -13,7 +13,7 @@ use opencoti_model::tokenizer::EncodeOptions;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use self::constraint::{Tools, is_special};
+use self::constraint::{Tools, special_token};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::generation::{Constrained, GenerationFields};
@@ -96,6 +96,7 @@ impl Conversation {
         asked: Asked,
     ) -> Result<Prepared, ApiError> {
         let rendered = self.render(info)?;
+        let constrained = constraint::constraint(asked.form.clone(), &self.tools, info, &rendered.output)?;
         let output = if asked.form.is_some() && !self.tools.are_usable() {
             // The constraint holds from the first token, so there is neither a thought nor a call.
             OutputFormat::default()
@@ -104,14 +105,11 @@ impl Conversation {
         } else {
             OutputFormat { thoughts: false, in_thought: false, ..rendered.output }
         };
-        let constrained = constraint::constraint(asked.form, &self.tools, info, rendered.output)?;
         // The engine reports a token's own probability only together with at least one alternative.
         let n_probs = asked.top_logprobs.map_or(0, |top| top.max(1));
         let mut request = asked.generation.request(info, config, asked.sampling, n_probs, constrained)?;
         request.sampling.post_sampling_probs = false;
-        let shows_markers = self.tools.are_usable() && is_special(info, "<tool_call>");
-        let shows_thoughts = (output.thoughts || output.in_thought) && is_special(info, "</think>");
-        request.render_special = shows_markers || shows_thoughts;
+        request.render_special = output.markers().any(|marker| special_token(info, marker).is_some());
         request.prompt = self.encode(info, &rendered.prompt)?;
         Ok(Prepared { request, output, prompt: rendered.prompt })
     }

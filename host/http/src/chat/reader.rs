@@ -1,5 +1,6 @@
 //! The text of one choice, taken apart while it comes.
 
+use opencoti_engine::api::StopReason;
 use opencoti_model::chat::{OutputEvent, OutputFormat, OutputParser};
 
 use crate::answers::new_id;
@@ -30,9 +31,12 @@ impl Reader {
         events
     }
 
-    /// Ends the text and returns the rest.
-    pub(crate) fn finish(&mut self) -> Vec<OutputEvent> {
-        self.parser.finish()
+    /// Ends the text and returns the rest. A call that a limit cut off stays incomplete.
+    pub(crate) fn finish(&mut self, reason: &StopReason) -> Vec<OutputEvent> {
+        match reason {
+            StopReason::Limit | StopReason::None => self.parser.finish_cut(),
+            StopReason::Eos | StopReason::Word(_) => self.parser.finish(),
+        }
     }
 
     /// Tokens that were thoughts.

@@ -15,7 +15,7 @@ pub(crate) use super::chat_answer::ChatAnswer;
 use super::chat_answer::{Context, ThoughtStyle};
 use crate::answers::{new_id, now};
 use crate::body::{self, Input, Strict};
-use crate::chat::constraint::{self, ResponseFormat, Tools};
+use crate::chat::constraint::{self, CHAT_SCHEMA, ResponseFormat, Tools};
 use crate::chat::{Asked, Conversation, Prepared, in_message};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
@@ -125,7 +125,8 @@ impl ChatFields {
         let messages = parse_messages(messages).map_err(in_message)?;
         let list = parse_tools(self.tools.as_ref().unwrap_or(&Value::Null)).map_err(in_message)?;
         let choice = parse_tool_choice(self.tool_choice.as_ref().unwrap_or(&Value::Null), &list).map_err(in_message)?;
-        let tools = Tools { list, choice, parallel: self.parallel_tool_calls.unwrap_or(true) };
+        let parallel = self.parallel_tool_calls.unwrap_or(true);
+        let tools = Tools { list, choice, parallel, schema_field: CHAT_SCHEMA };
         let ending = Ending::choose(&messages, self.add_generation_prompt, self.continue_final_message);
         let mut kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
         if let Some(other) = kwargs.get("enable_thinking").filter(|value| !value.is_boolean()) {

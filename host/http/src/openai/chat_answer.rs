@@ -119,7 +119,7 @@ struct Deltas {
 
 impl Deltas {
     fn new(context: &Context) -> Self {
-        Deltas { reader: Reader::new(context.output, "call_"), style: context.thought_style, open_thought: false }
+        Deltas { reader: Reader::new(context.output.clone(), "call_"), style: context.thought_style, open_thought: false }
     }
 
     /// Takes the next text, which came with so many tokens.
@@ -128,8 +128,8 @@ impl Deltas {
         self.deltas(events)
     }
 
-    fn finish(&mut self) -> Vec<Delta> {
-        let events = self.reader.finish();
+    fn finish(&mut self, reason: &StopReason) -> Vec<Delta> {
+        let events = self.reader.finish(reason);
         self.deltas(events)
     }
 
@@ -285,7 +285,7 @@ impl Context {
             for (text, n_tokens) in &choice.pieces {
                 deltas.push(text, *n_tokens).into_iter().for_each(|delta| message.add(delta));
             }
-            deltas.finish().into_iter().for_each(|delta| message.add(delta));
+            deltas.finish(choice.reason()).into_iter().for_each(|delta| message.add(delta));
             if message.tool_calls.is_empty() {
                 message.content.get_or_insert_default();
             }
@@ -429,7 +429,7 @@ impl Stream {
     fn done(&mut self, index: usize, finish: Finish, out: &mut VecDeque<Bytes>) {
         let state = self.state(index);
         state.timings = finish.timings.clone();
-        let rest = state.deltas.finish();
+        let rest = state.deltas.finish(&finish.reason);
         let finish_reason = Some(state.deltas.finish_reason(&finish.reason));
         let seen = std::mem::take(&mut state.seen);
         self.send(index, rest, out);

@@ -118,6 +118,21 @@ async fn tools_that_are_no_functions_are_refused() {
 }
 
 #[tokio::test]
+async fn a_keyword_of_a_tool_that_cannot_be_enforced_is_refused_by_its_path() {
+    let server = TestServer::new(says(&["ok"], StopReason::Eos)).await;
+    let tool = |name: &str, keyword: &str| {
+        json!({"type": "function", "function": {"name": name, "parameters": {
+            "type": "object", "properties": {"list": {"type": "array", "items": {keyword: {}}}}}}})
+    };
+    let tools = json!([tool("good", "title"), tool("bad", "not")]);
+    let error = server.error(CHAT, with_tools(json!({"tools": tools})), 400).await;
+    assert_eq!(error["param"], "tools[1].function.parameters.properties.list.items.not", "{error}");
+    // What may not be called need not be enforceable.
+    let choice = json!({"type": "function", "function": {"name": "good"}});
+    server.ok(CHAT, with_tools(json!({"tools": tools, "tool_choice": choice}))).await;
+}
+
+#[tokio::test]
 async fn a_history_with_broken_arguments_is_refused_by_its_path() {
     let server = TestServer::new(says(&["ok"], StopReason::Eos)).await;
     let history = |arguments: Value| {

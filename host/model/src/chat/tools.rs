@@ -38,6 +38,18 @@ pub enum ToolChoice {
     Allowed { names: Vec<String>, required: bool },
 }
 
+impl ToolChoice {
+    /// Whether the function of that name may be called.
+    pub fn allows(&self, name: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Auto | Self::Required => true,
+            Self::Named(named) => named == name,
+            Self::Allowed { names, .. } => names.iter().any(|allowed| allowed == name),
+        }
+    }
+}
+
 /// Reads the `tools` array of a request.
 ///
 /// # Errors

@@ -4,27 +4,32 @@
 //! scanner and each name a row of clauses: one pass, no backtracking, no limit on the length of a run. The tests hold
 //! it against the expressions themselves, run by a regex engine.
 
-use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
+use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory};
 
 /// The clauses in which the pre-tokenizers differ, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
     /// First of all, every number character becomes a piece of its own and the text between is cut separately.
     isolate_numbers: bool,
-    contractions: Case,
+    contractions: Contractions,
     letters: Letters,
     numbers: Numbers,
-    /// Punctuation takes the line breaks after it: `[\r\n]*`.
-    punctuation_takes_newlines: bool,
+    /// What punctuation takes after it.
+    after_punctuation: AfterPunctuation,
     /// `\s*[\r\n]+` before the other white-space clauses.
     newline_runs: bool,
 }
 
 /// How `'s 't 're 've 'm 'll 'd` are matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
-    Sensitive,
-    Insensitive,
+enum Contractions {
+    /// As pieces of their own, in small letters.
+    Small,
+    /// As pieces of their own, in small or capital letters.
+    AnyCase,
+    /// At the end of a word, in small or capital letters.
+    OfWord,
+    None,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +40,18 @@ enum Letters {
     AfterAny,
     /// `[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+`, and marks are no punctuation.
     WithMarks,
+    /// Capitals, then small letters, where other letters and marks (`X`) are both: `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}X]*[\p{Ll}X]+`,
+    /// or the same with `+` and `*` exchanged.
+    ByCase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AfterPunctuation {
+    Nothing,
+    /// `[\r\n]*`
+    Newlines,
+    /// `[\r\n/]*`
+    NewlinesAndSlashes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,23 +64,31 @@ enum Numbers {
 
 const GPT2: Rules = Rules {
     isolate_numbers: false,
-    contractions: Case::Sensitive,
+    contractions: Contractions::Small,
     letters: Letters::AfterSpace,
     numbers: Numbers::AfterSpace,
-    punctuation_takes_newlines: false,
+    after_punctuation: AfterPunctuation::Nothing,
     newline_runs: false,
 };
 const SMOLLM: Rules = Rules { isolate_numbers: true, ..GPT2 };
 const LLAMA3: Rules = Rules {
     isolate_numbers: false,
-    contractions: Case::Insensitive,
+    contractions: Contractions::AnyCase,
     letters: Letters::AfterAny,
     numbers: Numbers::AtMost(3),
-    punctuation_takes_newlines: true,
+    after_punctuation: AfterPunctuation::Newlines,
     newline_runs: true,
 };
 const QWEN2: Rules = Rules { numbers: Numbers::AtMost(1), ..LLAMA3 };
 const QWEN35: Rules = Rules { letters: Letters::WithMarks, ..QWEN2 };
+const SEED: Rules = Rules { after_punctuation: AfterPunctuation::Nothing, ..QWEN2 };
+const GPT4O: Rules = Rules {
+    contractions: Contractions::OfWord,
+    letters: Letters::ByCase,
+    after_punctuation: AfterPunctuation::NewlinesAndSlashes,
+    ..LLAMA3
+};
+const TEKKEN: Rules = Rules { contractions: Contractions::None, numbers: Numbers::AtMost(1), ..GPT4O };
 
 /// What a `tokenizer.ggml.pre` name stands for.
 #[derive(Clone, Copy, Debug)]
@@ -81,10 +106,15 @@ const PLAIN: PreTokenizer = PreTokenizer { rules: GPT2, ignore_merges: false, ad
 const DIGITS: PreTokenizer = PreTokenizer { rules: SMOLLM, ..PLAIN };
 const TIKTOKEN: PreTokenizer = PreTokenizer { rules: LLAMA3, ..PLAIN };
 const LLAMA: PreTokenizer = PreTokenizer { ignore_merges: true, add_bos: true, ..TIKTOKEN };
-const QWEN: PreTokenizer = PreTokenizer { rules: QWEN2, nfc: true, ..PLAIN };
+const SINGLE_DIGITS: PreTokenizer = PreTokenizer { rules: QWEN2, ..PLAIN };
+const QWEN: PreTokenizer = PreTokenizer { nfc: true, ..SINGLE_DIGITS };
+const O200K: PreTokenizer = PreTokenizer { rules: GPT4O, ..PLAIN };
 
-/// Every name that is known, and what it stands for.
+/// Every name that is known, and what it stands for. Converters name a tokenizer by what it does, not by its model: OLMo 2,
+/// Phi 4 and Granite 4 are `dbrx`, Granite 3 is `refact`, SmolLM3 is `smaug-bpe`.
 const KNOWN: &[(&str, PreTokenizer)] = &[
+    ("a.x-4.0", PLAIN),
+    ("chatglm-bpe", TIKTOKEN),
     ("codeshell", DIGITS),
     ("command-r", DIGITS),
     ("dbrx", TIKTOKEN),
@@ -92,14 +122,28 @@ const KNOWN: &[(&str, PreTokenizer)] = &[
     ("default", PLAIN),
     ("exaone", DIGITS),
     ("exaone4", PLAIN),
+    ("falcon-h1", LLAMA),
     ("falcon3", LLAMA),
+    ("gigachat", PLAIN),
+    ("glm4", PreTokenizer { ignore_merges: true, ..TIKTOKEN }),
     ("gpt-2", PLAIN),
+    ("gpt-4o", O200K),
     ("granite-docling", PLAIN),
+    ("grok-2", SINGLE_DIGITS),
+    ("hunyuan", SINGLE_DIGITS),
     ("jais", PLAIN),
+    ("kanana2", O200K),
+    ("lfm2", LLAMA),
     ("llama-bpe", LLAMA),
     ("llama-v3", LLAMA),
     ("llama3", LLAMA),
+    ("llama4", O200K),
+    ("megrez", SINGLE_DIGITS),
+    ("mellum", PLAIN),
+    ("mellum2", DIGITS),
+    ("midm-2.0", LLAMA),
     ("minerva-7b", DIGITS),
+    ("minimax-m2", O200K),
     ("mpt", PLAIN),
     ("olmo", PLAIN),
     ("phi-2", PLAIN),
@@ -108,10 +152,13 @@ const KNOWN: &[(&str, PreTokenizer)] = &[
     ("qwen35", PreTokenizer { rules: QWEN35, ..QWEN }),
     ("refact", DIGITS),
     ("roberta-bpe", PLAIN),
+    ("seed-coder", PreTokenizer { rules: SEED, ..PLAIN }),
     ("smaug-bpe", TIKTOKEN),
     ("smollm", DIGITS),
-    ("stablelm2", PreTokenizer { nfc: false, ..QWEN }),
+    ("solar-open", SINGLE_DIGITS),
+    ("stablelm2", SINGLE_DIGITS),
     ("starcoder", DIGITS),
+    ("tekken", PreTokenizer { rules: TEKKEN, ignore_merges: true, add_bos: true, nfc: false }),
     ("trillion", PLAIN),
 ];
 
@@ -128,6 +175,9 @@ pub(super) fn known_names() -> String {
 /// The kinds of characters the clauses speak of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
+    Capital,
+    Small,
+    /// Of a script without case, or a modifier.
     Letter,
     Mark,
     Number,
@@ -138,19 +188,31 @@ enum Class {
 
 fn class(c: char) -> Class {
     match c {
-        'a'..='z' | 'A'..='Z' => Class::Letter,
+        'a'..='z' => Class::Small,
+        'A'..='Z' => Class::Capital,
         '0'..='9' => Class::Number,
         '\r' | '\n' => Class::Newline,
         ' ' | '\t' | '\x0b' | '\x0c' => Class::Space,
         '\0'..='\x7f' => Class::Other,
         _ if c.is_whitespace() => Class::Space,
-        _ => match c.general_category_group() {
-            GeneralCategoryGroup::Letter => Class::Letter,
-            GeneralCategoryGroup::Mark => Class::Mark,
-            GeneralCategoryGroup::Number => Class::Number,
+        _ => match (c.general_category(), c.general_category_group()) {
+            (GeneralCategory::UppercaseLetter | GeneralCategory::TitlecaseLetter, _) => Class::Capital,
+            (GeneralCategory::LowercaseLetter, _) => Class::Small,
+            (_, GeneralCategoryGroup::Letter) => Class::Letter,
+            (_, GeneralCategoryGroup::Mark) => Class::Mark,
+            (_, GeneralCategoryGroup::Number) => Class::Number,
             _ => Class::Other,
         },
     }
+}
+
+fn is_letter(class: Class) -> bool {
+    matches!(class, Class::Capital | Class::Small | Class::Letter)
+}
+
+/// Letters of no case, and marks, which go with either.
+fn is_caseless(class: Class) -> bool {
+    matches!(class, Class::Letter | Class::Mark)
 }
 
 fn is_space(class: Class) -> bool {
@@ -212,26 +274,17 @@ impl Rules {
             .unwrap_or_else(|| self.white_space(text))
     }
 
+    /// A contraction that is a piece of its own.
     fn contraction(&self, text: &str) -> Option<usize> {
-        let rest = text.strip_prefix('\'')?;
-        let fold = |c: char| match self.contractions {
-            Case::Sensitive => c,
-            Case::Insensitive if c == 'ſ' => 's',
-            Case::Insensitive => c.to_ascii_lowercase(),
-        };
-        let mut chars = rest.chars();
-        let first = chars.next()?;
-        let len = match (fold(first), chars.next().map(fold)) {
-            ('s' | 't', _) => first.len_utf8(),
-            ('r' | 'v', Some('e')) | ('l', Some('l')) => 2,
-            ('m' | 'd', _) => 1,
-            _ => return None,
-        };
-        Some(1 + len)
+        match self.contractions {
+            Contractions::Small => contraction(text, |c| c),
+            Contractions::AnyCase => contraction(text, small),
+            Contractions::OfWord | Contractions::None => None,
+        }
     }
 
     fn is_letter(&self, class: Class) -> bool {
-        class == Class::Letter || (class == Class::Mark && self.letters == Letters::WithMarks)
+        is_letter(class) || (class == Class::Mark && self.letters == Letters::WithMarks)
     }
 
     /// The letters clause: a run of letters, with the one character that may stand before it.
@@ -239,15 +292,31 @@ impl Rules {
         let first = text.chars().next()?;
         let may_precede = match self.letters {
             Letters::AfterSpace => first == ' ',
-            _ => !matches!(class(first), Class::Letter | Class::Number | Class::Newline),
+            _ => !is_letter(class(first)) && !matches!(class(first), Class::Number | Class::Newline),
         };
         let prefix = if may_precede { first.len_utf8() } else { 0 };
+        if self.letters == Letters::ByCase {
+            return self.word_by_case(text, prefix);
+        }
         let letters = run(&text[prefix..], usize::MAX, |c| self.is_letter(c));
         if letters > 0 {
             return Some(prefix + letters);
         }
         // The prefix is optional: a mark may be a whole word.
         (prefix > 0 && self.is_letter(class(first))).then_some(prefix)
+    }
+
+    fn word_by_case(&self, text: &str, prefix: usize) -> Option<usize> {
+        let behind = |prefix: usize, len: Option<usize>| Some(prefix + len?);
+        let word = behind(prefix, ends_small(&text[prefix..]))
+            .or_else(|| ends_small(text))
+            .or_else(|| behind(prefix, begins_capital(&text[prefix..])))
+            .or_else(|| begins_capital(text))?;
+        let suffix = match self.contractions {
+            Contractions::OfWord => contraction(&text[word..], small),
+            _ => None,
+        };
+        Some(word + suffix.unwrap_or(0))
     }
 
     fn number(&self, text: &str) -> Option<usize> {
@@ -268,9 +337,13 @@ impl Rules {
             return None;
         }
         let end = prefix + signs;
-        let newlines =
-            if self.punctuation_takes_newlines { run(&text[end..], usize::MAX, |c| c == Class::Newline) } else { 0 };
-        Some(end + newlines)
+        let is_taken = |c: char| match self.after_punctuation {
+            AfterPunctuation::Nothing => false,
+            AfterPunctuation::Newlines => matches!(c, '\r' | '\n'),
+            AfterPunctuation::NewlinesAndSlashes => matches!(c, '\r' | '\n' | '/'),
+        };
+        let taken = text[end..].find(|c| !is_taken(c)).unwrap_or(text.len() - end);
+        Some(end + taken)
     }
 
     /// `\s*[\r\n]+|\s+(?!\S)|\s+`: up to the last line break, else the run without its last character unless the text ends.
@@ -287,6 +360,42 @@ impl Rules {
             None => text.chars().next().map_or(text.len(), char::len_utf8),
         }
     }
+}
+
+/// Length of one of `'s 't 're 've 'm 'll 'd` at the start of a text, whose letters `fold` makes small.
+fn contraction(text: &str, fold: impl Fn(char) -> char) -> Option<usize> {
+    let mut chars = text.strip_prefix('\'')?.chars();
+    let first = chars.next()?;
+    let len = match (fold(first), chars.next().map(fold)) {
+        ('s' | 't', _) => first.len_utf8(),
+        ('r' | 'v', Some('e')) | ('l', Some('l')) => 2,
+        ('m' | 'd', _) => 1,
+        _ => return None,
+    };
+    Some(1 + len)
+}
+
+/// The small letter that a case-insensitive expression takes a letter for.
+fn small(c: char) -> char {
+    if c == 'ſ' { 's' } else { c.to_ascii_lowercase() }
+}
+
+/// `[\p{Lu}\p{Lt}X]*[\p{Ll}X]+`: capitals and then small letters. Where no small letter follows, the last caseless one of
+/// the first run is the second.
+fn ends_small(text: &str) -> Option<usize> {
+    let capitals = run(text, usize::MAX, |c| c == Class::Capital || is_caseless(c));
+    let rest = run(&text[capitals..], usize::MAX, |c| c == Class::Small || is_caseless(c));
+    if rest > 0 {
+        return Some(capitals + rest);
+    }
+    text[..capitals].char_indices().rev().find(|&(_, c)| is_caseless(class(c))).map(|(at, c)| at + c.len_utf8())
+}
+
+/// `[\p{Lu}\p{Lt}X]+[\p{Ll}X]*`
+fn begins_capital(text: &str) -> Option<usize> {
+    let capitals = run(text, usize::MAX, |c| c == Class::Capital || is_caseless(c));
+    let rest = run(&text[capitals..], usize::MAX, |c| c == Class::Small || is_caseless(c));
+    (capitals > 0).then_some(capitals + rest)
 }
 
 #[cfg(test)]
@@ -309,6 +418,14 @@ mod tests {
         )
     }
 
+    fn by_case(suffix: &str, numbers: &str) -> String {
+        let (capitals, small) = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]");
+        let before = r"[^\r\n\p{L}\p{N}]?";
+        format!(
+            r"{before}{capitals}*{small}+{suffix}|{before}{capitals}+{small}*{suffix}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{TAIL}"
+        )
+    }
+
     /// The expressions each set of rules stands for, applied one after another.
     fn expressions() -> Vec<(Rules, Vec<String>)> {
         vec![
@@ -317,6 +434,9 @@ mod tests {
             (LLAMA3, vec![qwen(r"\p{L}", r"\p{N}{1,3}")]),
             (QWEN2, vec![qwen(r"\p{L}", r"\p{N}")]),
             (QWEN35, vec![qwen(r"\p{L}\p{M}", r"\p{N}")]),
+            (SEED, vec![qwen(r"\p{L}", r"\p{N}").replace(r"+[\r\n]*", "+")]),
+            (GPT4O, vec![by_case(&format!("(?i:{CONTRACTIONS})?"), r"\p{N}{1,3}")]),
+            (TEKKEN, vec![by_case("", r"\p{N}")]),
         ]
     }
 
@@ -370,6 +490,7 @@ mod tests {
             "''",
             "'l",
             "'r e",
+            "McDonald's HTTPServer'LL 漢AB漢cD ʰAʰ ǅa ǄA aǄ path/to//x?/\n/ É\u{301}É",
             "\u{1d400}\u{10ffff}",
         ] {
             assert_same(text);
@@ -378,7 +499,7 @@ mod tests {
 
     #[test]
     fn long_runs_are_cut_in_linear_time() {
-        for unit in [" ", "\n", "a", "7", "!", "\t\r\n", "\u{301}"] {
+        for unit in [" ", "\n", "a", "A", "漢A", "7", "!", "\t\r\n", "\u{301}"] {
             let text = unit.repeat(100_000) + "x";
             for (rules, _) in expressions() {
                 let mut total = 0;
@@ -398,7 +519,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
-        fn random_text_is_cut_like_the_expressions(text in "([ \t\r\n'strevmlLdDSa1½.,é\u{301}漢😀\u{a0}]|\\PC){0,24}") {
+        fn random_text_is_cut_like_the_expressions(text in "([ \t\r\n'strevmlLdDSAa1½.,/éÉʰǅ\u{301}漢😀\u{a0}]|\\PC){0,24}") {
             assert_same(&text);
         }
     }

@@ -194,7 +194,7 @@ struct Growing {
 
 impl Growing {
     fn new(context: &Context) -> Self {
-        let (reader, output) = (Reader::new(context.output, "call_"), Output::default());
+        let (reader, output) = (Reader::new(context.output.clone(), "call_"), Output::default());
         Growing { reader, output, top_logprobs: context.top_logprobs }
     }
 
@@ -215,10 +215,10 @@ impl Growing {
         out
     }
 
-    /// Ends the text; `status` is that of the item that ends with it.
-    fn finish(&mut self, status: Status) -> Vec<StreamEvent> {
-        let mut out = Vec::new();
-        for event in self.reader.finish() {
+    /// Ends the text; the item that ends with it has the status of the reason.
+    fn finish(&mut self, reason: &StopReason) -> Vec<StreamEvent> {
+        let (status, mut out) = (status(reason), Vec::new());
+        for event in self.reader.finish(reason) {
             self.output.push(event, status, &mut out);
         }
         self.output.close(status, &mut out);
@@ -246,7 +246,7 @@ impl Surface for Context {
             probs = rest;
             growing.push(text, *n_tokens);
         }
-        growing.finish(status(&finish.reason));
+        growing.finish(&finish.reason);
         let answer = self.ended(growing.output.items(), finish, growing.reader.reasoning_tokens());
         Ok(Json(answer).into_response())
     }
@@ -275,7 +275,7 @@ impl Stream {
 
     fn done(&mut self, finish: &Finish, out: &mut VecDeque<Bytes>) {
         let status = status(&finish.reason);
-        self.growing.finish(status).iter().for_each(|event| send(event, out));
+        self.growing.finish(&finish.reason).iter().for_each(|event| send(event, out));
         let reasoning_tokens = self.growing.reader.reasoning_tokens();
         let response = self.context.ended(self.growing.output.items(), finish, reasoning_tokens);
         let kind = if status == Status::Completed { "response.completed" } else { "response.incomplete" };

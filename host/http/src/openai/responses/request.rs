@@ -243,7 +243,8 @@ impl ResponsesFields {
             list.push(tool);
         }
         let choice = self.tool_choice.as_ref().map_or(Ok(ToolChoice::Auto), |choice| read_choice(choice, &list))?;
-        Ok(Tools { list, choice, parallel: self.parallel_tool_calls.unwrap_or(true) })
+        let parallel = self.parallel_tool_calls.unwrap_or(true);
+        Ok(Tools { list, choice, parallel, schema_field: "parameters" })
     }
 }
 

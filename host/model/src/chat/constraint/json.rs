@@ -5,35 +5,34 @@ use serde_json::{Value, json};
 use super::{fields, quoted};
 use crate::chat::tools::Tool;
 
+/// Where a schema tells the compiler about white space; it is read at the root of a schema only.
+const GUIDANCE: &str = "x-guidance";
+
 /// The schema of one call of any of the tools; `key` is the field of the arguments.
 pub(super) fn object_schema(tools: &[(usize, &Tool)], key: &str) -> Value {
-    match tools {
+    let schema = match tools {
         [(_, tool)] => call_schema(tool, key, "#"),
-        _ => {
-            let calls = tools
-                .iter()
-                .enumerate()
-                .map(|(i, (_, tool))| call_schema(tool, key, &format!("#/anyOf/{i}")))
-                .collect();
-            json!({"anyOf": Value::Array(calls)})
-        }
-    }
+        _ => json!({"anyOf": call_schemas(tools, key, "#/anyOf")}),
+    };
+    with_guidance(schema, tools)
 }
 
 /// The schema of an array of calls.
 pub(super) fn array_schema(tools: &[(usize, &Tool)], parallel: bool) -> Value {
-    let calls =
-        tools.iter().enumerate().map(|(i, (_, tool))| call_schema(tool, "arguments", &format!("#/items/anyOf/{i}")));
-    let items = json!({"anyOf": calls.collect::<Vec<_>>()});
+    let items = json!({"anyOf": call_schemas(tools, "arguments", "#/items/anyOf")});
     let mut schema = json!({"type": "array", "items": items, "minItems": 1});
     if !parallel {
         schema["maxItems"] = 1.into();
     }
-    schema
+    with_guidance(schema, tools)
+}
+
+fn call_schemas(tools: &[(usize, &Tool)], key: &str, root: &str) -> Vec<Value> {
+    tools.iter().enumerate().map(|(i, (_, tool))| call_schema(tool, key, &format!("{root}/{i}"))).collect()
 }
 
 fn call_schema(tool: &Tool, key: &str, root: &str) -> Value {
-    let mut arguments = tool.parameters.clone();
+    let mut arguments = without_guidance(&tool.parameters);
     rebase_references(&mut arguments, &format!("{root}/properties/{key}"));
     json!({
         "type": "object",
@@ -41,6 +40,22 @@ fn call_schema(tool: &Tool, key: &str, root: &str) -> Value {
         "required": ["name", key],
         "additionalProperties": false,
     })
+}
+
+/// A schema that says of white space what the tools' schemas say.
+fn with_guidance(mut schema: Value, tools: &[(usize, &Tool)]) -> Value {
+    if let Some(guidance) = tools.iter().find_map(|(_, tool)| tool.parameters.get(GUIDANCE)) {
+        schema[GUIDANCE] = guidance.clone();
+    }
+    schema
+}
+
+fn without_guidance(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(object) = schema.as_object_mut() {
+        object.shift_remove(GUIDANCE);
+    }
+    schema
 }
 
 /// References inside a schema start at its root; once the schema is part of a larger one, they start at `base`.
@@ -67,10 +82,11 @@ pub(super) fn rebase_references(schema: &mut Value, base: &str) {
 
 /// A property's schema, with the whole that its references point into.
 pub(super) fn property_schema(tool: &Tool, property: &str) -> Value {
-    let mut whole = tool.parameters.clone();
+    let mut whole = without_guidance(&tool.parameters);
     rebase_references(&mut whole, "#/$defs/parameters");
     let pointer = property.replace('~', "~0").replace('/', "~1");
-    json!({"$ref": format!("#/$defs/parameters/properties/{pointer}"), "$defs": {"parameters": whole}})
+    let schema = json!({"$ref": format!("#/$defs/parameters/properties/{pointer}"), "$defs": {"parameters": whole}});
+    with_guidance(schema, &[(0, tool)])
 }
 
 /// Rules `named`: what `lead` makes of a tool's name, and its arguments as an object.

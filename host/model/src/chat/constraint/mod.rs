@@ -48,13 +48,7 @@ pub fn tool_constraint(
     choice: &ToolChoice,
     options: ConstraintOptions,
 ) -> Result<ToolConstraint, MessageError> {
-    let is_allowed = |tool: &Tool| match choice {
-        ToolChoice::None => false,
-        ToolChoice::Auto | ToolChoice::Required => true,
-        ToolChoice::Named(name) => tool.name == *name,
-        ToolChoice::Allowed { names, .. } => names.contains(&tool.name),
-    };
-    let allowed: Vec<(usize, &Tool)> = tools.iter().enumerate().filter(|(_, tool)| is_allowed(tool)).collect();
+    let allowed: Vec<(usize, &Tool)> = tools.iter().enumerate().filter(|(_, tool)| choice.allows(&tool.name)).collect();
     if allowed.is_empty() {
         return Ok(ToolConstraint::None);
     }

@@ -68,7 +68,7 @@ pub enum CallSyntax {
 
 impl CallSyntax {
     /// Every syntax, in the order in which a template is tried.
-    pub(in crate::chat) const ALL: [Self; 7] =
+    pub const ALL: [Self; 7] =
         [Self::Gemma4, Self::QwenXml, Self::Hermes, Self::Lfm2, Self::Granite, Self::Mistral, Self::Llama3];
 
     /// A short name, to be shown.

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::chat::messages::ToolCall;
+use crate::chat::messages::{Message, Role, ToolCall};
+use crate::chat::template::{ChatRequest, ChatTemplate, Ending};
 use crate::chat::tools::parse_tools;
 
 fn tools() -> Arc<[Tool]> {
@@ -400,4 +401,84 @@ fn canonical(events: Vec<OutputEvent>) -> Vec<(OutputEvent, Value)> {
         other => (other, Value::Null),
     };
     events.into_iter().map(of).collect()
+}
+
+/// What stands behind a message of the assistant.
+const ENDS: [&str; 5] = ["<|im_end|>", "<|end_of_text|>", "<turn|>", "<|tool_response>", "</s>"];
+
+fn published(name: &str) -> ChatTemplate {
+    let path = format!("{}/tests/fixtures/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+    ChatTemplate::new(&std::fs::read_to_string(path).unwrap(), "<s>", "</s>").unwrap()
+}
+
+/// What a model would have written for `answer`, and how its output is read.
+fn written(template: &ChatTemplate, answer: &Message) -> (String, OutputFormat) {
+    let kwargs = [("enable_thinking".to_owned(), Value::from(true))].into_iter().collect();
+    let render = |messages: &[Message], ending| {
+        let now = time::OffsetDateTime::UNIX_EPOCH;
+        template.render(ChatRequest { messages, tools: &tools(), ending, kwargs: &kwargs, now }).unwrap()
+    };
+    let user = Message::text(Role::User, "Question?");
+    let asked = render(std::slice::from_ref(&user), Ending::Generate);
+    let closed = render(&[user, answer.clone()], Ending::Closed).prompt;
+    let answer = closed.strip_prefix(&asked.prompt).unwrap_or_else(|| panic!("{closed}\n--- after\n{}", asked.prompt));
+    let end = ENDS.iter().filter_map(|end| answer.rfind(end)).min().unwrap_or(answer.len());
+    (answer[..end].to_owned(), asked.output)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn what_templates_write_is_read_back(
+        calls in proptest::collection::vec((prop_oneof![Just("f"), Just("g-2")], arguments()), 0..3),
+        thought in "[a-z\u{e9}漢][a-z \n]{0,10}[a-z.]",
+        words in proptest::option::of("[a-z\u{e9}漢][a-z \n<\\[]{0,10}[a-z.]"),
+        sizes in proptest::collection::vec(1usize..9, 1..6),
+        which in 0usize..7,
+    ) {
+        let name = [
+            "google-gemma-4-31B-it", "Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "Qwen3.5-4B", "Qwen3-Coder",
+            "ibm-granite-granite-4.0", "mistralai-Mistral-Nemo-Instruct-2407",
+        ][which];
+        let template = published(name);
+        // Gemma writes thoughts only before calls, Mistral either calls or text.
+        let thinks = template.capabilities().thought_syntax.is_some() && (which != 0 || !calls.is_empty());
+        let words = words.filter(|_| which != 6 || calls.is_empty());
+        let calls: Vec<ToolCall> = calls
+            .into_iter()
+            .enumerate()
+            .map(|(i, (name, arguments))| ToolCall { id: format!("call0000{i}"), name: name.to_owned(), arguments })
+            .collect();
+        let answer = Message {
+            reasoning: thinks.then_some(thought),
+            tool_calls: calls,
+            ..Message::text(Role::Assistant, words.clone().unwrap_or_default())
+        };
+        let (text, format) = written(&template, &answer);
+        let found = read(events(&text, &format, &sizes));
+        prop_assert_eq!(found.0, answer.reasoning.unwrap_or_default(), "{}", text);
+        prop_assert_eq!(found.1, answer.content, "{}", text);
+        let expected: Vec<(String, Value)> = answer.tool_calls.into_iter().map(|call| (call.name, json!(call.arguments))).collect();
+        prop_assert_eq!(found.2, expected, "{}", text);
+    }
+}
+
+/// The thought, the content and the calls of events.
+fn read(events: Vec<OutputEvent>) -> (String, String, Vec<(String, Value)>) {
+    let (mut thought, mut content, mut calls) = (String::new(), String::new(), Vec::new());
+    for event in events {
+        match event {
+            OutputEvent::Reasoning(text) => thought += &text,
+            OutputEvent::Content(text) => content += &text,
+            OutputEvent::ToolCallStart { name, .. } => calls.push((name, Value::Null)),
+            OutputEvent::ToolArguments { delta, .. } => {
+                if let Some(last) = calls.last_mut() {
+                    last.1 = serde_json::from_str(&delta).unwrap_or_default();
+                }
+            }
+            OutputEvent::ToolCallEnd { .. } => {}
+        }
+    }
+    (thought, content, calls)
 }
