@@ -45,6 +45,17 @@ fn without_truncation_the_draws_follow_the_softmax() {
 }
 
 #[test]
+fn a_token_that_the_model_suppresses_is_never_drawn_not_even_by_a_bias() {
+    let vocab = Vocab::new((0..4).map(|i| (vec![i], false)).collect(), &[0]).with_suppressed(&[2, 99]);
+    for temperature in [0.0, 1.0] {
+        let params = SamplingParams { temperature, logit_bias: vec![(2, 50.0)], ..plain() };
+        let sampler = Sampler::new(params, Arc::new(vocab.clone())).unwrap();
+        let drawn = frequencies(sampler, &[0.0, 0.5, 9.0, 0.0], 300);
+        assert_eq!(drawn[2], 0.0, "{drawn:?}");
+    }
+}
+
+#[test]
 fn the_same_seed_draws_the_same_tokens_and_another_seed_others() {
     let draws = |seed| {
         let mut s = sampler(SamplingParams { seed, ..plain() }, 50);

@@ -276,7 +276,7 @@ impl ChatTemplate {
     /// Renders small conversations and looks for what they said.
     fn probe(&mut self) -> Result<(), ChatError> {
         self.capabilities.thought_syntax =
-            ThoughtSyntax::ALL.into_iter().find(|syntax| self.source.contains(syntax.markers().0));
+            ThoughtSyntax::ALL.into_iter().find(|syntax| speaks_of(&self.source, *syntax));
         self.capabilities.thinking_field =
             !self.source.contains("reasoning_content") && self.source.contains("message.thinking");
         let plain = self.try_render(json!([{"role": "user", "content": "needle-user"}]));
@@ -375,6 +375,12 @@ impl ChatTemplate {
     fn try_render(&self, messages: Value) -> Result<String, minijinja::Error> {
         self.run(messages, &[], true, &Map::new(), OffsetDateTime::UNIX_EPOCH)
     }
+}
+
+/// Whether a template prints thoughts in this form, or takes them out of the history.
+fn speaks_of(source: &str, syntax: ThoughtSyntax) -> bool {
+    let (open, close) = syntax.markers();
+    source.contains(open) || source.contains(close)
 }
 
 /// What `closed`, a conversation with an answer, has beyond `prompt`, the same one before it. A marker of which only a
