@@ -119,7 +119,11 @@ struct Deltas {
 
 impl Deltas {
     fn new(context: &Context) -> Self {
-        Deltas { reader: Reader::new(context.output.clone(), "call_"), style: context.thought_style, open_thought: false }
+        Deltas {
+            reader: Reader::new(context.output.clone(), "call_"),
+            style: context.thought_style,
+            open_thought: false,
+        }
     }
 
     /// Takes the next text, which came with so many tokens.
