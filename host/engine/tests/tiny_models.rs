@@ -20,10 +20,11 @@ use opencoti_engine::vocab::Vocab;
 use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
 use opencoti_model::Model;
 use opencoti_model::chat::ChatTemplate;
+use opencoti_plugin_api::Error;
+use opencoti_plugin_api::conformance::reference::PlainRows;
 use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
 use opencoti_plugin_api::host::{AdmissionPlugin, CodecPlugin, Host, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
-use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
 const MODELS: [&str; 2] = ["llama-head-96", "gemma3"];
 const N_SLOTS: usize = 8;
@@ -42,7 +43,7 @@ impl Plugin for Fragile {
         name: "fragile",
         version: "1.0.0",
         license: "MIT",
-        summary: "stores zeros until it panics",
+        summary: "stores rows until it panics",
         capabilities: "",
         config_schema: "",
     };
@@ -54,7 +55,7 @@ impl Plugin for Fragile {
 
 /// What is left of its patience is each codec's own, so that threads do not matter.
 struct FragileCodec {
-    head_dim: usize,
+    rows: PlainRows,
     left: AtomicI64,
 }
 
@@ -62,29 +63,28 @@ impl KvCodecs for Fragile {
     type Codec = FragileCodec;
 
     fn codecs(&self) -> &'static [CodecName] {
-        &[CodecName { name: "f16", summary: "zeros" }]
+        &[CodecName { name: "f16", summary: "rows as they are" }]
     }
 
     fn open(&self, params: &OpenParams) -> Result<FragileCodec, Error> {
-        Ok(FragileCodec { head_dim: params.head_dim, left: AtomicI64::new(self.0.load(Ordering::Relaxed)) })
+        let left = AtomicI64::new(self.0.load(Ordering::Relaxed));
+        Ok(FragileCodec { rows: PlainRows::new(params.head_dim)?, left })
     }
 }
 
 impl KvCodec for FragileCodec {
     fn facts(&self) -> Facts {
-        let tile_bytes = PAGE_TOKENS;
-        Facts { head_dim: self.head_dim, tile_bytes, bits_per_value: 2.0, rotated: false, stage_tokens: 0 }
+        self.rows.facts()
     }
 
-    fn append(&self, _: &mut [u8], _: usize, rows: Rows) -> Result<(), Error> {
+    fn append(&self, tile: &mut [u8], first_slot: usize, rows: Rows) -> Result<(), Error> {
         let left = self.left.fetch_sub(rows.len() as i64, Ordering::Relaxed);
         assert!(left >= 0, "out of patience");
-        Ok(())
+        self.rows.append(tile, first_slot, rows)
     }
 
-    fn decode_page(&self, _: &[u8], _: usize, mut rows: RowsMut) -> Result<(), Error> {
-        (0..rows.len()).for_each(|i| rows.row(i).fill(0.0));
-        Ok(())
+    fn decode_page(&self, tile: &[u8], first_slot: usize, rows: RowsMut) -> Result<(), Error> {
+        self.rows.decode_page(tile, first_slot, rows)
     }
 }
 

@@ -1,18 +1,19 @@
-//! A plain f32 codec and small caches.
+//! The reference codec under several names, and small caches.
 
 use std::sync::Arc;
 
 use opencoti_compute::graph::KvGeometry;
 use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, KvError, Outputs, Planned, SeqId};
+use opencoti_plugin_api::Error;
+use opencoti_plugin_api::conformance::reference::PlainRows;
 use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
 use opencoti_plugin_api::host::{Codec, CodecPlugin, Host, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
-use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
 struct Plain;
 
 struct PlainCodec {
-    head_dim: usize,
+    rows: PlainRows,
     stage_tokens: u32,
 }
 
@@ -44,39 +45,21 @@ impl KvCodecs for Plain {
 
     fn open(&self, params: &OpenParams) -> Result<PlainCodec, Error> {
         let stage_tokens = if params.codec == "staged" { 128 } else { 0 };
-        Ok(PlainCodec { head_dim: params.head_dim, stage_tokens })
+        Ok(PlainCodec { rows: PlainRows::new(params.head_dim)?, stage_tokens })
     }
 }
 
 impl KvCodec for PlainCodec {
     fn facts(&self) -> Facts {
-        Facts {
-            head_dim: self.head_dim,
-            tile_bytes: PAGE_TOKENS * self.head_dim * 4,
-            bits_per_value: 32.0,
-            rotated: false,
-            stage_tokens: self.stage_tokens,
-        }
+        Facts { stage_tokens: self.stage_tokens, ..self.rows.facts() }
     }
 
     fn append(&self, tile: &mut [u8], first_slot: usize, rows: Rows) -> Result<(), Error> {
-        let slots = tile.chunks_exact_mut(self.head_dim * 4).skip(first_slot);
-        for (slot, row) in slots.zip(rows.iter()) {
-            for (bytes, value) in slot.chunks_exact_mut(4).zip(row) {
-                bytes.copy_from_slice(&value.to_le_bytes());
-            }
-        }
-        Ok(())
+        self.rows.append(tile, first_slot, rows)
     }
 
-    fn decode_page(&self, tile: &[u8], first_slot: usize, mut rows: RowsMut) -> Result<(), Error> {
-        let slots = tile.chunks_exact(self.head_dim * 4).skip(first_slot);
-        for (i, slot) in (0..rows.len()).zip(slots) {
-            for (value, bytes) in rows.row(i).iter_mut().zip(slot.chunks_exact(4)) {
-                *value = f32::from_le_bytes(bytes.try_into().unwrap());
-            }
-        }
-        Ok(())
+    fn decode_page(&self, tile: &[u8], first_slot: usize, rows: RowsMut) -> Result<(), Error> {
+        self.rows.decode_page(tile, first_slot, rows)
     }
 }
 

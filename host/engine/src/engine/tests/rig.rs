@@ -9,10 +9,9 @@ use std::time::Duration;
 use opencoti_compute::graph::KvGeometry;
 use opencoti_compute::plan::{PageSet, Step};
 use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
-use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
-use opencoti_plugin_api::host::{Codec, CodecPlugin, Host, Instance, NoSink};
-use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
-use opencoti_plugin_api::{Error, PAGE_TOKENS};
+use opencoti_plugin_api::conformance::reference;
+use opencoti_plugin_api::host::Codec;
+use opencoti_plugin_api::kv_codec::Side;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::AdmissionDecider;
@@ -33,53 +32,8 @@ pub(super) fn vocab() -> Arc<Vocab> {
     Arc::new(Vocab::new(tokens, &[EOS]))
 }
 
-/// One byte a tile: the cache's memory is not what these tests are about.
-struct Nothing;
-
-impl Plugin for Nothing {
-    const ABOUT: About = About {
-        name: "nothing",
-        version: "1.0.0",
-        license: "MIT",
-        summary: "stores nothing",
-        capabilities: "",
-        config_schema: "",
-    };
-
-    fn create(_: Host, _: &serde_json::Value) -> Result<Self, Error> {
-        Ok(Nothing)
-    }
-}
-
-impl KvCodecs for Nothing {
-    type Codec = Nothing;
-
-    fn codecs(&self) -> &'static [CodecName] {
-        &[CodecName { name: "nothing", summary: "nothing" }]
-    }
-
-    fn open(&self, _: &OpenParams) -> Result<Nothing, Error> {
-        Ok(Nothing)
-    }
-}
-
-impl KvCodec for Nothing {
-    fn facts(&self) -> Facts {
-        Facts { head_dim: 4, tile_bytes: PAGE_TOKENS, bits_per_value: 2.0, rotated: false, stage_tokens: 0 }
-    }
-
-    fn append(&self, _: &mut [u8], _: usize, _: Rows) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn decode_page(&self, _: &[u8], _: usize, _: RowsMut) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
 fn codec(side: Side) -> Codec {
-    let instance = Instance::create(kv_codec_root::<Nothing>(), "{}", Arc::new(NoSink)).unwrap();
-    CodecPlugin::new(instance).unwrap().open("nothing", "{}", side, 4).unwrap()
+    reference::plain().unwrap().open("f32", "{}", side, 4).unwrap()
 }
 
 fn group(name: &str, window: Option<usize>) -> GroupConfig {
