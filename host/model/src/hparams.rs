@@ -39,9 +39,8 @@ pub struct HParams {
     pub sliding_window: Option<usize>,
     /// Which layers use the window, if the file says.
     pub sliding_pattern: Option<SlidingPattern>,
-    /// Longest sequence that will be run, in tokens: which divisors a model with LongRoPE takes depends on it. The trained
-    /// length unless a caller knows better.
-    pub served_context: usize,
+    /// Whether a model with LongRoPE serves sequences beyond its original context, for which it has divisors of its own.
+    pub long_context: bool,
     /// Base of the rope frequencies of full layers.
     pub rope_base: f32,
     /// Base of the rope frequencies of sliding-window layers.
@@ -135,10 +134,10 @@ impl HParams {
         let layers = keys.layers(block_count)?;
         let head = keys.head("", &layers, embedding_length, None)?;
         let sliding_window = keys.size("attention.sliding_window")?.filter(|&w| w > 0);
-        Ok(HParams {
+        let mut hparams = HParams {
             block_count,
             context_length,
-            served_context: context_length,
+            long_context: false,
             embedding_length,
             vocab_size: keys.vocab_size(file)?,
             head,
@@ -158,7 +157,18 @@ impl HParams {
             expert_used_count: keys.expert_used_count()?,
             expert_feed_forward: keys.size("expert_feed_forward_length")?.filter(|&w| w > 0),
             shared_expert_feed_forward: keys.size("expert_shared_feed_forward_length")?.filter(|&w| w > 0),
-        })
+        };
+        hparams.serve(context_length);
+        Ok(hparams)
+    }
+
+    /// Prepares for sequences of up to `context` tokens, or the trained length if that is less.
+    pub fn serve(&mut self, context: usize) {
+        let longest = context.min(self.context_length);
+        self.long_context = match self.rope_scaling {
+            RopeScaling::LongRope { original_context, .. } => longest > original_context as usize,
+            _ => false,
+        };
     }
 
     /// The runs of stored blocks, in order. What is a matter of weights, of the kind of layer and of its sizes goes by

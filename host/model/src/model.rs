@@ -104,7 +104,7 @@ impl Model {
         progress(LoadStage::Building);
         let architecture = Architecture::of(&file)?;
         let mut hparams = HParams::read(&file, architecture.name)?;
-        hparams.served_context = options.context.unwrap_or(usize::MAX).min(hparams.context_length);
+        hparams.serve(options.context.unwrap_or(usize::MAX));
         hparams.repeat = repeated(&file, architecture, &hparams, &options.repeat_layers)?;
         let model = Model::build(file, architecture, hparams)?;
         model.file.read_ahead();

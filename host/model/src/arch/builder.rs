@@ -83,9 +83,9 @@ impl<'a> ArchBuilder<'a> {
     pub(super) fn rope(&mut self, hp: &HParams, pairing: RopePairing) -> Result<RopeId, ModelError> {
         let n_rot = hp.head.n_rot;
         let freq_divisors = match hp.rope_scaling {
-            RopeScaling::LongRope { original_context, .. } => {
-                let long = hp.served_context > original_context as usize;
-                Some(self.vector(if long { LONG_FACTORS } else { SHORT_FACTORS }, n_rot / 2)?)
+            RopeScaling::LongRope { .. } => {
+                let factors = if hp.long_context { LONG_FACTORS } else { SHORT_FACTORS };
+                Some(self.vector(factors, n_rot / 2)?)
             }
             _ => self.optional_vector("rope_freqs.weight", n_rot / 2)?,
         };

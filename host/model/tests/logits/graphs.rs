@@ -1,10 +1,11 @@
 //! The graphs of the architectures against the logits of transformers, run by a plain f64 interpreter: what is checked is the
 //! description, not an executor.
 
-use opencoti_model::Model;
 use opencoti_model::gguf::Value;
 use opencoti_model::gguf::write::GgufWriter;
+use opencoti_model::{LoadOptions, Model};
 
+use crate::fixture::path;
 use crate::rewrite::{load, rewrite};
 use crate::{Fixture, NAMES, TOLERANCE, fixture, max_diff, reference};
 
@@ -82,4 +83,18 @@ fn llama_3_scaling_by_keys_is_that_by_divisors() {
     assert_eq!(model.graph.ropes[0].freq_divisors, None);
     let diff = diff(&model, &fixture);
     assert!(diff <= TOLERANCE, "{diff}");
+}
+
+#[test]
+fn the_served_context_decides_between_the_divisors_of_longrope() {
+    let factors = |context: Option<usize>| {
+        let options = LoadOptions { context, ..LoadOptions::default() };
+        let model = Model::load_with(&path("phi3-long.gguf"), &options, |_| {}).expect("loads");
+        let divisors = model.graph.ropes[0].freq_divisors.expect("divisors");
+        model.graph.weights[divisors.0 as usize].name.clone()
+    };
+    // Trained for 128 tokens, 32 before the extension.
+    assert_eq!(factors(None), "rope_factors_long.weight");
+    assert_eq!(factors(Some(33)), "rope_factors_long.weight");
+    assert_eq!(factors(Some(32)), "rope_factors_short.weight");
 }

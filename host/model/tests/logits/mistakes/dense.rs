@@ -80,12 +80,12 @@ pub(super) const ROWS: &[Mistake] = &[
     Mistake {
         what: "divisors of short contexts for long ones",
         models: &["phi3-long"],
-        change: InHParams(|hp| hp.served_context = 32),
+        change: InHParams(|hp| hp.long_context = false),
     },
     Mistake {
         what: "divisors of long contexts for short ones",
         models: &["phi3-short"],
-        change: InHParams(|hp| hp.served_context = 65),
+        change: InHParams(|hp| hp.long_context = true),
     },
     Mistake {
         what: "no magnitude of LongRoPE",
