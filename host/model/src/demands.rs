@@ -61,6 +61,12 @@ impl Demands {
     }
 }
 
+/// Names of the weights of which a token reads one row: embedding tables that are no head as well.
+pub fn lookups(graph: &Graph) -> impl Iterator<Item = &str> {
+    let weights = shares(graph).into_iter().zip(&graph.weights);
+    weights.filter(|(share, _)| matches!(share, Share::Lookup)).map(|(_, weight)| weight.name.as_str())
+}
+
 /// How much of a weight a token reads.
 #[derive(Clone, Copy)]
 enum Share {
@@ -143,6 +149,13 @@ mod tests {
             let found = demands.caches.iter().find_map(|c| c.geometry.window);
             assert_eq!(found, window, "{name}");
         }
+    }
+
+    #[test]
+    fn only_tables_that_are_no_head_are_looked_up() {
+        let e2b = model("gemma4-e2b");
+        assert_eq!(lookups(&e2b.graph).collect::<Vec<_>>(), ["per_layer_token_embd.weight"]);
+        assert_eq!(lookups(&model("llama3-8b").graph).collect::<Vec<_>>(), ["token_embd.weight"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Loading a model: from a path to everything the engine needs.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::gguf::GgufFile;
 use crate::hparams::HParams;
 use crate::layer_plan::{RepeatLayers, RepeatLayersError};
 use crate::tokenizer::Tokenizer;
-use crate::{tokenizer_keys, weights};
+use crate::{demands, tokenizer_keys, weights};
 
 /// A model ready for an executor.
 #[derive(Clone)]
@@ -107,7 +108,9 @@ impl Model {
         hparams.serve(options.context.unwrap_or(usize::MAX));
         hparams.repeat = repeated(&file, architecture, &hparams, &options.repeat_layers)?;
         let model = Model::build(file, architecture, hparams)?;
-        model.file.read_ahead();
+        // Of these a token needs one row: reading all of them would push out of memory what every token needs.
+        let lookups: HashSet<&str> = demands::lookups(&model.graph).collect();
+        model.file.read_ahead(|tensor| lookups.contains(tensor));
         progress(LoadStage::Done);
         Ok(model)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,11 +99,21 @@ impl GgufFile {
         self.inner.parts.iter().map(|part| part.map.len() as u64).sum()
     }
 
-    /// Asks the system to read all parts ahead. A hint: it returns at once, and what the system makes of it has no effect here.
-    pub fn read_ahead(&self) {
+    /// Asks the system to read all parts ahead, but for the tensors that `skip` tells by name. A hint: it returns at once, and
+    /// what the system makes of it has no effect here.
+    pub fn read_ahead(&self, skip: impl Fn(&str) -> bool) {
         for part in &self.inner.parts {
-            if let Err(error) = part.map.advise(memmap2::Advice::WillNeed) {
-                tracing::debug!(path = %part.path.display(), %error, "no read-ahead");
+            let tensors = part.header.tensors.iter();
+            let mut skipped: Vec<Range<usize>> = tensors.filter(|t| skip(&t.name)).map(|t| t.range.clone()).collect();
+            skipped.sort_unstable_by_key(|range| range.start);
+            skipped.push(part.map.len()..part.map.len());
+            let mut start = 0;
+            for range in skipped {
+                let len = range.start.saturating_sub(start);
+                if let Err(error) = part.map.advise_range(memmap2::Advice::WillNeed, start, len) {
+                    tracing::debug!(path = %part.path.display(), %error, "no read-ahead");
+                }
+                start = range.end.max(start);
             }
         }
     }

@@ -123,7 +123,7 @@ fn senseless_hyperparameters_are_refused_by_key() {
 }
 
 /// Keys that shape a graph, of one architecture or another.
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 28] = [
     "block_count",
     "context_length",
     "embedding_length",
@@ -131,11 +131,19 @@ const KEYS: [&str; 20] = [
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
+    "attention.key_length_swa",
     "attention.value_length",
+    "attention.value_length_swa",
     "attention.scale",
+    "attention.shared_kv_layers",
     "attention.sliding_window",
     "attention.sliding_window_pattern",
+    "embedding_length_per_layer_input",
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_used_count",
     "rope.dimension_count",
+    "rope.dimension_count_swa",
     "rope.freq_base",
     "rope.scaling.attn_factor",
     "rope.scaling.factor",
