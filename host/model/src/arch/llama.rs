@@ -1,8 +1,8 @@
 //! `llama`: Llama 2 and 3, SmolLM2, Mistral and Mixtral, and their like.
 //!
-//! Pre-norm attention with interleaved rope (converters permute the rows of q and k for it), SwiGLU or experts of it, no
-//! caps. Projections may carry biases; Llama 3 files bring the divisors of their rope frequencies as a tensor; a sliding window, where a file has one
-//! (Mistral 7B v0.1), is that of all layers unless a pattern says otherwise.
+//! Pre-norm attention with interleaved rope (converters permute the rows of q and k for it), SwiGLU or experts of it, no caps.
+//! Projections may carry biases; Llama 3 files bring the divisors of their rope frequencies as a tensor; a sliding window, where a
+//! file has one (Mistral 7B v0.1), is that of all layers unless a pattern says otherwise.
 
 use opencoti_compute::graph::{Graph, RopePairing};
 

@@ -39,6 +39,7 @@ static ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "gemma3", repeats: true, build: gemma3::build },
     Architecture { name: "gemma4", repeats: true, build: gemma4::build },
     Architecture { name: "granite", repeats: true, build: granite::build },
+    Architecture { name: "granitemoe", repeats: true, build: granite::build_experts },
     Architecture { name: "llama", repeats: true, build: llama::build },
     Architecture { name: "olmo2", repeats: true, build: olmo2::build },
     Architecture { name: "phi3", repeats: true, build: phi3::build },

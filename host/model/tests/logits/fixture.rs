@@ -43,6 +43,7 @@ pub(crate) const NAMES: &[&str] = &[
     "olmo2",
     "olmo3",
     "granite",
+    "granitemoe",
     "qwen3moe",
     "llama-experts",
 ];

@@ -4,7 +4,7 @@ use opencoti_compute::graph::{Activation, Graph, Op, RopeId, RopePairing, RopeSc
 use opencoti_model::hparams::SlidingPattern;
 
 use super::Change::{Gelu, Graph as InGraph, HParams as InHParams};
-use super::{Mistake, is_norm, skip};
+use super::{Mistake, is_norm, skip, swap_gate_and_up};
 
 pub(super) const ROWS: &[Mistake] = &[
     Mistake {
@@ -297,14 +297,6 @@ fn swap_activations(g: &mut Graph) {
                 Activation::Silu => Activation::GeluTanh,
                 Activation::GeluTanh => Activation::Silu,
             };
-        }
-    }
-}
-
-fn swap_gate_and_up(g: &mut Graph) {
-    for op in &mut g.ops {
-        if let Op::GatedAct { gate, up, .. } = op {
-            std::mem::swap(gate, up);
         }
     }
 }
