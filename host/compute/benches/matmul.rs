@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use opencoti_compute::cpu::matmul::{
-    Matrix, Output, Precision, Scratch, matmul_float, matmul_q16, precision, quantize_activations, quantized_words,
+    GRAIN, Matrix, Operand, Output, Packed, Precision, Scratch, precision, quantize_activations, quantized_words,
 };
 use opencoti_compute::cpu::pool::Pool;
 use opencoti_compute::cpu::simd::Isa;
@@ -33,6 +33,8 @@ fn products(c: &mut Criterion) {
         // Such bytes make every float an ordinary one: subnormals would cost more than the product.
         let data: Vec<u8> = (0..ty.row_bytes(COLS).unwrap() * ROWS).map(|_| rng.random_range(48..64)).collect();
         let w = Matrix::new(ty, ROWS, COLS, &data).unwrap();
+        let packed = Packed::of(isa, &w);
+        let operand = packed.as_ref().map_or(Operand::Plain(w), Operand::Packed);
         for batch in [1, 8, 64, 512] {
             let floats: Vec<f32> = (0..batch * COLS).map(|_| rng.random_range(-1.0..1.0)).collect();
             let mut codes = vec![0.0; batch * quantized_words(COLS)];
@@ -49,14 +51,10 @@ fn products(c: &mut Criterion) {
                     let out = Output::new(&mut y, ROWS, None);
                     pool.run(|worker| {
                         let mut scratch = scratch[worker.index()].lock().unwrap();
-                        let columns = worker.share(ROWS, 4);
+                        let columns = worker.share(ROWS, GRAIN);
+                        let x = if precision(ty) == Precision::Float { &floats } else { &codes };
                         // SAFETY: workers' shares are disjoint.
-                        unsafe {
-                            match precision(ty) {
-                                Precision::Float => matmul_float(isa, &w, &floats, columns, out, &mut scratch),
-                                Precision::Q16 => matmul_q16(isa, &w, &codes, columns, out, &mut scratch),
-                            }
-                        }
+                        unsafe { operand.multiply(isa, x, columns, 0, out, &mut scratch) }
                     })
                     .unwrap();
                     black_box(&y);

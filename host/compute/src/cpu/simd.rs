@@ -94,6 +94,12 @@ pub unsafe trait Lanes: Copy {
     /// See the trait.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
 
+    /// `self * other`.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn times(self, other: Self) -> Self;
+
     /// Sum of the elements.
     ///
     /// # Safety
@@ -113,7 +119,7 @@ pub unsafe trait Lanes: Copy {
 
 /// Eight elements in plain Rust.
 #[derive(Clone, Copy)]
-pub struct Portable([f32; 8]);
+pub struct Portable(pub [f32; 8]);
 
 // SAFETY: needs no instruction set; reads `N` elements without alignment.
 unsafe impl Lanes for Portable {
@@ -145,6 +151,14 @@ unsafe impl Lanes for Portable {
     unsafe fn add_product(mut self, a: Self, b: Self) -> Self {
         for i in 0..8 {
             self.0[i] += a.0[i] * b.0[i];
+        }
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn times(mut self, other: Self) -> Self {
+        for i in 0..8 {
+            self.0[i] *= other.0[i];
         }
         self
     }
@@ -215,6 +229,12 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn times(self, other: Self) -> Self {
+            // SAFETY: the processor has AVX by the caller's promise.
+            F32x8(unsafe { _mm256_mul_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
         unsafe fn sum(self) -> f32 {
             // SAFETY: the processor has AVX by the caller's promise.
             unsafe {
@@ -261,6 +281,12 @@ mod x86 {
         unsafe fn add_product(self, a: Self, b: Self) -> Self {
             // SAFETY: the processor has AVX-512 F by the caller's promise.
             F32x16(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn times(self, other: Self) -> Self {
+            // SAFETY: the processor has AVX-512 F by the caller's promise.
+            F32x16(unsafe { _mm512_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]

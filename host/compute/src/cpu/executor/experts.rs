@@ -12,19 +12,16 @@ use std::ops::Range;
 
 use super::compile::{Rows, Schedule};
 use super::run::{Local, Run};
-use crate::cpu::matmul::{Matrix, Output, Precision, Scratch, matmul_float, matmul_q16, precision, quantized_words};
+use crate::cpu::matmul::{GRAIN, Output, Precision, precision, quantized_words};
 use crate::cpu::pool::Worker;
-use crate::cpu::simd::Isa;
 use crate::cpu::vecmath;
 use crate::graph::{Experts, Graph, Op, Value};
 use crate::weights::Weight;
 
 /// Rows of tokens that are brought together for a product at a time; they shall stay in a usual L2 cache.
 const GATHERED_ROWS: usize = 64;
-/// Columns of a product are cut between workers in multiples of this.
-const GRAIN: usize = 4;
-/// What unpacking a weight row costs, in products with an activation row.
-const UNPACKING: usize = 4;
+/// What reading a weight row costs, in products with an activation row.
+const READING: usize = 1;
 
 /// The rows of one expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +34,7 @@ struct Batch {
 impl Batch {
     /// Relative time of one column of a product.
     fn cost(&self) -> usize {
-        self.places.len() + UNPACKING
+        self.places.len() + READING
     }
 }
 
@@ -163,20 +160,6 @@ fn choose(logits: &[f32], renorm: bool, out: &mut [f32]) {
     weights.iter_mut().for_each(|weight| *weight = vecmath::exp(*weight - peak) / sum);
 }
 
-/// `x` times `columns` of a weight, at the precision of its type.
-///
-/// # Safety
-/// As [`matmul_float`].
-unsafe fn product(isa: Isa, w: &Matrix<'_>, x: &[f32], columns: Range<usize>, out: Output<'_>, scratch: &mut Scratch) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match precision(w.ty()) {
-            Precision::Float => matmul_float(isa, w, x, columns, out, scratch),
-            Precision::Q16 => matmul_q16(isa, w, x, columns, out, scratch),
-        }
-    }
-}
-
 // On safety, see the note in `run`: a product's columns are its worker's for every row of the batch.
 impl Run<'_> {
     pub(super) fn route(&self, worker: Worker<'_>, out: Value, logits: Value, renorm: bool) {
@@ -196,16 +179,17 @@ impl Run<'_> {
 
     pub(super) fn expert_matmul(&self, worker: Worker<'_>, out: Value, x: Value, experts: Experts, local: &mut Local) {
         let (id, Experts { first, rows, .. }) = (experts.stack.0 as usize, experts);
-        let stack = self.weights[id].matrix();
-        let rows_each = stack.rows() / self.graph.weights[id].experts;
-        let (source, words) = match precision(stack.ty()) {
+        let stack = self.operand(experts.stack);
+        let rows_each = self.weights[id].rows() / self.graph.weights[id].experts;
+        let (source, words) = match precision(self.weights[id].ty()) {
             Precision::Float => (self.buffer(x), self.graph.width(x)),
             Precision::Q16 => self.copy(x),
         };
         let sorted = matches!(self.rows_of(x), Rows::TokenExperts(_) | Rows::OutputExperts(_));
         let Local { scratch, experts: ExpertScratch { dispatch, gathered } } = local;
         for (batch, columns) in dispatch.share(worker, rows) {
-            let w = stack.part(batch.expert * rows_each + first, rows);
+            let origin = batch.expert * rows_each + first;
+            let of_stack = origin + columns.start..origin + columns.end;
             let places = batch.places.clone();
             let at_once = if sorted { places.len() } else { GATHERED_ROWS };
             for start in places.clone().step_by(at_once) {
@@ -217,7 +201,7 @@ impl Run<'_> {
                         false => self.gather(source, words, &dispatch.row_at[start..end], gathered),
                     };
                     let out = Output::shared(self.pointer(out).add(start * rows), end - start, rows, None);
-                    product(self.isa, &w, input, columns.clone(), out, scratch);
+                    stack.multiply(self.isa, input, of_stack.clone(), origin, out, scratch);
                 }
             }
             if let Some(scale) = experts.scale {

@@ -14,11 +14,11 @@ use std::sync::{Mutex, PoisonError};
 
 use self::compile::Schedule;
 pub(in crate::cpu) use self::compile::{inputs, output};
-use super::matmul::{Precision, precision};
+use super::matmul::{Packed, Precision, precision};
 use super::pool::{Pool, PoolError, Worker};
 use super::rope::Rotary;
 use super::simd::Isa;
-use crate::graph::{Graph, KvGeometry, Op, WeightId};
+use crate::graph::{Experts, Graph, KvGeometry, Op, WeightId};
 use crate::plan::{PlanError, Step};
 use crate::weights::Weight;
 
@@ -210,6 +210,8 @@ pub struct Executor {
     graph: Graph,
     schedule: Schedule,
     weights: Vec<Weight>,
+    /// Weights of products, packed where their type allows it.
+    packed: Vec<Option<Packed>>,
     /// Weights used as vectors (norms, biases), in f32; empty for the others.
     vectors: Vec<Vec<f32>>,
     ropes: Vec<Rotary>,
@@ -262,11 +264,14 @@ impl Executor {
                 layers[layer.0 as usize] = (g, place);
             }
         }
-        let pool = Pool::new(config.threads)?;
+        let mut pool = Pool::new(config.threads)?;
+        let isa = Isa::detect();
+        let packed = pack(isa, &graph, &weights, &mut pool)?;
         Ok(Executor {
             locals: (0..pool.workers()).map(|_| Mutex::new(local())).collect(),
             group_sizes: groups.iter().map(|g| g.layers.len()).collect(),
-            isa: Isa::detect(),
+            isa,
+            packed,
             graph,
             schedule,
             weights,
@@ -310,6 +315,7 @@ impl Executor {
             graph: &self.graph,
             schedule: &self.schedule,
             weights: &self.weights,
+            packed: &self.packed,
             vectors: &self.vectors,
             ropes: &self.ropes,
             layers: &self.layers,
@@ -380,6 +386,33 @@ fn check_weights(graph: &Graph, weights: &[Weight]) -> Result<(), ExecutorError>
         }
     }
     Ok(())
+}
+
+/// Bytes of packed weights that a worker fills at a time.
+const PACK_BYTES: usize = 1 << 20;
+
+/// Packs the weights of products, on all workers.
+fn pack(isa: Isa, graph: &Graph, weights: &[Weight], pool: &mut Pool) -> Result<Vec<Option<Packed>>, ExecutorError> {
+    let mut packed: Vec<Option<Packed>> = weights.iter().map(|_| None).collect();
+    for op in &graph.ops {
+        if let Op::MatMul { weight: id, .. } | Op::ExpertMatMul { experts: Experts { stack: id, .. }, .. } = op {
+            let w = &weights[id.0 as usize];
+            let slot = &mut packed[id.0 as usize];
+            if slot.is_none() {
+                *slot = Packed::new(isa, w.ty(), w.rows(), w.cols());
+            }
+        }
+    }
+    let parts = packed.iter_mut().zip(weights).filter_map(|(packed, w)| Some((packed.as_mut()?, w)));
+    let queue = Mutex::new(parts.flat_map(|(packed, w)| packed.parts(PACK_BYTES).map(move |part| (part, w.matrix()))));
+    pool.run(|_| {
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        while let Some((mut part, w)) = next() {
+            part.fill(&w);
+        }
+    })?;
+    drop(queue);
+    Ok(packed)
 }
 
 /// f32 copies of the small weights that row functions read.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::compile::{Rows, Schedule, Task};
 use super::experts::ExpertScratch;
 use super::{Attend, AttentionKernels, LayerStep, QueryRows};
-use crate::cpu::matmul::{Output, Precision, Scratch, matmul_float, matmul_q16, precision, quantize_activations};
+use crate::cpu::matmul::{GRAIN, Operand, Output, Packed, Precision, Scratch, precision, quantize_activations};
 use crate::cpu::pool::Worker;
 use crate::cpu::rope::Rotary;
 use crate::cpu::simd::Isa;
@@ -65,6 +65,7 @@ pub(super) struct Run<'a> {
     pub(super) graph: &'a Graph,
     pub(super) schedule: &'a Schedule,
     pub(super) weights: &'a [Weight],
+    pub(super) packed: &'a [Option<Packed>],
     pub(super) vectors: &'a [Vec<f32>],
     pub(super) ropes: &'a [Rotary],
     pub(super) layers: &'a [(usize, usize)],
@@ -196,21 +197,29 @@ impl Run<'_> {
         bias: Option<WeightId>,
         scratch: &mut Scratch,
     ) {
-        let w = self.weights[weight.0 as usize].matrix();
+        let w = &self.weights[weight.0 as usize];
         let bias = bias.map(|b| self.vectors[b.0 as usize].as_slice());
         let all = 0..self.count(out);
-        let columns = worker.share(w.rows(), 4);
+        let columns = worker.share(w.rows(), GRAIN);
         // SAFETY: nobody writes `x` or its copy; this worker alone touches its columns of `out`, see above.
         unsafe {
             let out = Output::shared(self.pointer(out), all.len(), w.rows(), bias);
-            match precision(w.ty()) {
-                Precision::Float => matmul_float(self.isa, &w, self.rows(x, &all), columns, out, scratch),
+            let x = match precision(w.ty()) {
+                Precision::Float => self.rows(x, &all),
                 Precision::Q16 => {
                     let (copy, words) = self.copy(x);
-                    let x = self.buffers.range(copy, 0..all.len() * words);
-                    matmul_q16(self.isa, &w, x, columns, out, scratch);
+                    self.buffers.range(copy, 0..all.len() * words)
                 }
-            }
+            };
+            self.operand(weight).multiply(self.isa, x, columns, 0, out, scratch);
+        }
+    }
+
+    /// A weight as products take it.
+    pub(super) fn operand(&self, weight: WeightId) -> Operand<'_> {
+        match &self.packed[weight.0 as usize] {
+            Some(packed) => Operand::Packed(packed),
+            None => Operand::Plain(self.weights[weight.0 as usize].matrix()),
         }
     }
 

@@ -1,23 +1,26 @@
 //! `y = x·Wᵀ (+ b)` for weights of any type; quantised weights are never expanded whole.
 //!
-//! Each worker owns a contiguous range of output columns (rows of `W`). It takes them in panels of a few rows that fit
-//! its L2 cache, brings a panel into a form its kernels multiply, and uses it for every activation row.
+//! Each worker owns a contiguous range of output columns (rows of `W`). Weights of the usual quantised types are packed when
+//! the model is loaded ([`packed`]): rows interleaved by the width of a vector, in about as many bytes. The others are
+//! taken in panels of a few rows that fit a worker's L2 cache, brought to f32 there and used for every activation row.
 //!
 //! **Precision** is a property of the weight type ([`precision`]), never of the batch size, so decode and prefill
 //! agree, and a row's result does not depend on the rows that come with it:
 //! - [`Precision::Float`]: f32 activations times f32, f16 or bf16 weights, and times the dequantised values of the
 //!   rarer quantised types ([`float`]).
 //! - [`Precision::Q16`]: activations rounded to sixteen bits in blocks of 32, once per input, times the integer codes
-//!   of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K ([`integer`]). Products are as exact as in f32: real models
+//!   of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL and IQ4_XS ([`packed`]). Products are as exact as in f32: real models
 //!   diverge by less than 1e-7 nats. With eight bits, as llama.cpp has them, small ones diverged by up to 3e-3, and AVX2
 //!   gained nothing, AVX-512 a quarter in prefill.
 
 mod activations;
 mod float;
-mod integer;
-mod unpack;
+mod format;
+mod packed;
+mod words;
 
 pub use activations::{quantize_activations, quantized_words};
+pub use packed::{Packed, Part, matmul_packed};
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -136,6 +139,23 @@ impl<'a> Output<'a> {
     }
 }
 
+impl Output<'_> {
+    /// Stores a run of row `t` from column `o` on.
+    ///
+    /// # Safety
+    /// No other thread touches these columns.
+    #[inline(always)]
+    unsafe fn put_run(&self, t: usize, o: usize, sums: &[f32]) {
+        assert!(t < self.rows && o + sums.len() <= self.width);
+        // SAFETY: inside the output, checked above; the columns are the caller's.
+        let to = unsafe { std::slice::from_raw_parts_mut(self.data.add(t * self.width + o), sums.len()) };
+        match self.bias {
+            None => to.copy_from_slice(sums),
+            Some(bias) => to.iter_mut().zip(sums).zip(&bias[o..]).for_each(|((to, sum), bias)| *to = sum + bias),
+        }
+    }
+}
+
 /// How a product treats its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
@@ -147,16 +167,13 @@ pub enum Precision {
 
 /// The precision of products with weights of type `ty`.
 pub fn precision(ty: WeightType) -> Precision {
-    if unpack::form(ty).is_some() { Precision::Q16 } else { Precision::Float }
+    if format::format(ty).is_some() { Precision::Q16 } else { Precision::Float }
 }
 
 /// What one worker needs besides its registers; grows to its largest panel and stays.
 #[derive(Default)]
 pub struct Scratch {
     floats: Vec<f32>,
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    minima: Vec<f32>,
 }
 
 /// Bytes of an unpacked panel that serves many activation rows: a good part of a usual L2 cache.
@@ -169,6 +186,46 @@ fn panel_rows(activation_rows: usize, row_bytes: usize) -> usize {
     let bytes = if activation_rows < 4 { SMALL_PANEL_BYTES } else { PANEL_BYTES };
     (bytes / row_bytes.max(1) / 4 * 4).clamp(4, 32)
 }
+
+/// A weight as products take it.
+#[derive(Clone, Copy)]
+pub enum Operand<'a> {
+    /// As the file has it, multiplied in f32.
+    Plain(Matrix<'a>),
+    /// Packed, multiplied with quantised activations.
+    Packed(&'a Packed),
+}
+
+impl Operand<'_> {
+    /// Product of the rows `rows` with `x`, in the form that the weight's [`precision`] asks for: columns of `out`, of which
+    /// the first one belongs to row `origin`.
+    ///
+    /// # Safety
+    /// No other thread touches these columns.
+    pub unsafe fn multiply(
+        self,
+        isa: Isa,
+        x: &[f32],
+        rows: Range<usize>,
+        origin: usize,
+        out: Output<'_>,
+        scratch: &mut Scratch,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Operand::Packed(w) => matmul_packed(w, x, rows, origin, out),
+                Operand::Plain(w) => {
+                    let part = w.part(origin, out.width);
+                    matmul_float(isa, &part, x, rows.start - origin..rows.end - origin, out, scratch);
+                }
+            }
+        }
+    }
+}
+
+/// Columns of a product are best cut between workers at multiples of this, whatever the weight.
+pub const GRAIN: usize = 16;
 
 /// Product with f32 activations, `x` being rows of `w.cols()`: columns `columns` of `out`.
 ///
@@ -207,74 +264,6 @@ fn float_panel(w: &Matrix<'_>, first: usize, n: usize, scratch: &mut Scratch) ->
         w.dequantize_row(first + r, row);
     }
     scratch.floats.as_ptr()
-}
-
-/// Product with activations quantised by [`quantize_activations`], [`quantized_words`] a row: columns `columns` of
-/// `out`. The type of `w` must have [`Precision::Q16`].
-///
-/// # Safety
-/// No other thread touches these columns.
-pub unsafe fn matmul_q16(
-    isa: Isa,
-    w: &Matrix<'_>,
-    x: &[f32],
-    columns: Range<usize>,
-    out: Output<'_>,
-    scratch: &mut Scratch,
-) {
-    let layout = activations::Layout::new(w.cols);
-    assert!(columns.end <= w.rows && out.width == w.rows && x.len() == out.rows * layout.words, "shapes of a product");
-    let input = integer::Input { words: x.as_ptr(), rows: out.rows, layout };
-    let step = panel_rows(out.rows, w.cols + w.cols / 2);
-    let mut unpacked = Unpacked::new(w, step, scratch);
-    let mut first = columns.start;
-    while first < columns.end {
-        let n = step.min(columns.end - first);
-        let panel = unpacked.fill(isa, w, first, n);
-        // SAFETY: the panel has `n` rows and the input was checked; the rest is the caller's promise.
-        unsafe { integer::panel(isa, panel, input, first, out) };
-        first += n;
-    }
-}
-
-/// Room for a panel of unpacked rows of one matrix.
-struct Unpacked<'a> {
-    form: unpack::Form,
-    codes: &'a mut [u8],
-    scales: &'a mut [f32],
-    minima: &'a mut [f32],
-    stride: usize,
-}
-
-impl<'a> Unpacked<'a> {
-    /// Room for `rows` rows of `w`, with the padding of their scales and minima.
-    fn new(w: &Matrix<'_>, rows: usize, scratch: &'a mut Scratch) -> Unpacked<'a> {
-        let form = unpack::form(w.ty).expect("a type with integer products");
-        let subs = w.cols / form.sub;
-        let stride = subs.next_multiple_of(activations::PAD);
-        if scratch.codes.len() < rows * w.cols {
-            scratch.codes.resize(rows * w.cols, 0);
-        }
-        if scratch.scales.len() < rows * stride {
-            scratch.scales.resize(rows * stride, 0.0);
-            scratch.minima.resize(rows * stride, 0.0);
-        }
-        for side in [&mut scratch.scales, &mut scratch.minima] {
-            side.chunks_exact_mut(stride).take(rows).for_each(|row| row[subs..].fill(0.0));
-        }
-        Unpacked { form, codes: &mut scratch.codes, scales: &mut scratch.scales, minima: &mut scratch.minima, stride }
-    }
-
-    /// Rows `first .. first + n` of `w`, no more than there is room for.
-    fn fill(&mut self, isa: Isa, w: &Matrix<'_>, first: usize, n: usize) -> integer::Panel {
-        let (form, stride) = (self.form, self.stride);
-        let (codes, scales, minima) = (&mut *self.codes, &mut *self.scales, &mut *self.minima);
-        assert!(codes.len() >= n * w.cols && scales.len() >= n * stride && minima.len() >= n * stride);
-        let bytes = &w.data[first * w.row_bytes..(first + n) * w.row_bytes];
-        unpack::unpack(isa, w.ty, bytes, w.row_bytes, unpack::Rows { codes, scales, minima, cols: w.cols, stride });
-        let (codes, scales, minima) = (self.codes.as_ptr(), self.scales.as_ptr(), self.minima.as_ptr());
-        integer::Panel { form, rows: n, codes, scales, minima, stride }
-    }
 }
 
 #[cfg(test)]
@@ -371,7 +360,7 @@ pub(crate) mod tests {
                 let mut y = vec![f32::NAN; batch * rows];
                 let out = Output::new(&mut y, rows, Some(&bias));
                 // SAFETY: one thread.
-                unsafe { matmul_q16(isa, &w, &words, 0..rows, out, &mut Scratch::default()) };
+                unsafe { matmul_packed(&Packed::of(isa, &w).unwrap(), &words, 0..rows, 0, out) };
                 for (i, (y, (e, size))) in y.iter().zip(&expected).enumerate() {
                     assert!((f64::from(*y) - e).abs() <= 4e-6 * size.max(1.0), "{ty} {isa:?} element {i}: {y} {e}");
                 }
@@ -388,9 +377,10 @@ pub(crate) mod tests {
             let w = Matrix::new(ty, rows, cols, &data).unwrap();
             for isa in Isa::available() {
                 let (words, _) = quantized(isa, &random_floats(batch * cols, &mut rng), cols);
+                let packed = Packed::of(isa, &w).unwrap();
                 let product = |x: &[f32], columns: Range<usize>, y: &mut [f32]| {
                     // SAFETY: one thread.
-                    unsafe { matmul_q16(isa, &w, x, columns, Output::new(y, rows, None), &mut Scratch::default()) }
+                    unsafe { matmul_packed(&packed, x, columns, 0, Output::new(y, rows, None)) }
                 };
                 let mut together = vec![0.0; batch * rows];
                 product(&words, 0..rows, &mut together);
@@ -402,6 +392,47 @@ pub(crate) mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_part_of_the_rows_is_a_product_of_its_own() {
+        let mut rng = ChaCha8Rng::seed_from_u64(6);
+        let (rows, cols) = (75, 64);
+        let data = random_rows(WeightType::Q5_0, rows, cols, &mut rng);
+        let w = Matrix::new(WeightType::Q5_0, rows, cols, &data).unwrap();
+        for isa in Isa::available() {
+            let (words, _) = quantized(isa, &random_floats(3 * cols, &mut rng), cols);
+            let whole = Packed::of(isa, &w).unwrap();
+            for (first, n) in [(0, 75), (8, 16), (5, 3), (30, 45), (74, 1)] {
+                let part = Packed::of(isa, &w.part(first, n)).unwrap();
+                let (mut found, mut expected) = (vec![f32::NAN; 3 * n], vec![f32::NAN; 3 * n]);
+                // SAFETY: one thread.
+                unsafe {
+                    matmul_packed(&whole, &words, first..first + n, first, Output::new(&mut found, n, None));
+                    matmul_packed(&part, &words, 0..n, 0, Output::new(&mut expected, n, None));
+                }
+                assert_eq!(found, expected, "{isa:?}: rows {first}..{}", first + n);
+            }
+        }
+    }
+
+    #[test]
+    fn packing_in_parts_is_packing_at_once() {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let data = random_rows(WeightType::Q6_K, 37, 256, &mut rng);
+        let w = Matrix::new(WeightType::Q6_K, 37, 256, &data).unwrap();
+        let isa = Isa::detect();
+        let (words, _) = quantized(isa, &random_floats(256, &mut rng), 256);
+        let mut parts = Packed::new(isa, WeightType::Q6_K, 37, 256).unwrap();
+        assert!(parts.parts(1).count() > 1);
+        parts.parts(1).for_each(|mut part| part.fill(&w));
+        let product = |packed: &Packed| {
+            let mut y = vec![f32::NAN; 37];
+            // SAFETY: one thread.
+            unsafe { matmul_packed(packed, &words, 0..37, 0, Output::new(&mut y, 37, None)) };
+            y
+        };
+        assert_eq!(product(&parts), product(&Packed::of(isa, &w).unwrap()));
     }
 
     #[test]
