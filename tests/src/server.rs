@@ -53,6 +53,19 @@ impl Site {
         site
     }
 
+    /// A folder with a model of `$OPENCOTI_TEST_MODELS`, and no config; `None`, said on standard error, where it is not there.
+    pub fn with_real_model(name: &str) -> Option<Self> {
+        let model = std::env::var_os("OPENCOTI_TEST_MODELS").map(|folder| PathBuf::from(folder).join(name));
+        let Some(model) = model.filter(|model| model.exists()) else {
+            eprintln!("skipped: no {name} in $OPENCOTI_TEST_MODELS");
+            return None;
+        };
+        let site = Site { folder: tempfile::tempdir().expect("a folder for the test") };
+        std::os::unix::fs::symlink(model, site.path("tiny.gguf")).expect("a link to the model");
+        site.configure("");
+        Some(site)
+    }
+
     /// Replaces the config.
     pub fn configure(&self, config: &str) {
         std::fs::write(self.path("opencoti.toml"), config).expect("the config is written");

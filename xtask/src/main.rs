@@ -21,7 +21,7 @@ cargo xtask COMMAND
   fuzz [TARGET] [--seconds N]          run one or all fuzz targets
   licences                             check the licences of all dependencies against deny.toml
 
-Models: smollm2 (default), gemma3-270m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b
+Models: smollm2 (default), gemma3-270m, minilm (embeddings), qwen2.5-coder-0.5b, qwen2.5-coder-1.5b
 The cache is $OPENCOTI_CACHE, else opencoti/ in the user's cache folder.
 ";
 

@@ -3,6 +3,7 @@
 mod bodies;
 mod gguf;
 mod output;
+mod safetensors;
 mod state;
 
 /// A reader of bytes from outside.
@@ -16,8 +17,9 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     gguf::TARGET,
+    safetensors::TARGET,
     state::TARGET,
     bodies::CHAT,
     bodies::COMPLETION,

@@ -46,6 +46,7 @@ fn cache() -> Option<Cache> {
         recent_sequences: 1,
         step_tokens: 512,
         rollback_tokens: 1,
+        whole_texts: false,
     })
     .ok()
 }

@@ -92,13 +92,26 @@ pub struct Rope {
     pub freq_divisors: Option<WeightId>,
 }
 
-/// Activation function of a gated feed-forward.
+/// Activation function of a feed-forward, gated or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
     /// The tanh form of GELU.
     GeluTanh,
+    /// GELU itself, `x * (1 + erf(x / sqrt 2)) / 2`.
+    GeluErf,
+    /// The hyperbolic tangent.
+    Tanh,
+}
+
+/// What of a row chooses a row of a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowIndex {
+    /// Its position.
+    Position,
+    /// Its token type: which part of a pair of texts it belongs to.
+    TokenType,
 }
 
 /// Geometry of one attention layer's keys and values. Layers of equal geometry form a cache group.
@@ -135,9 +148,13 @@ impl StateGeometry {
 pub enum Op {
     /// `out = scale * table[token]`.
     Embed { out: Value, table: WeightId, scale: f32 },
+    /// `out = table[index of the row]`: learned positions, token types.
+    EmbedBy { out: Value, table: WeightId, index: RowIndex },
     /// Root-mean-square norm over every run of `group` elements of a row (`group` = width for a whole row, the head
     /// size for a per-head norm, then with one weight for all heads). No weight: plain division.
     RmsNorm { out: Value, x: Value, weight: Option<WeightId>, eps: f32, group: usize },
+    /// Layer norm of whole rows: `(x - mean) / sqrt(variance + eps) * weight + bias`.
+    LayerNorm { out: Value, x: Value, weight: WeightId, bias: WeightId, eps: f32 },
     /// `out = x * W^T (+ bias)`.
     MatMul { out: Value, x: Value, weight: WeightId, bias: Option<WeightId> },
     /// Rotates every head of `x` at its row's position.
@@ -149,6 +166,8 @@ pub enum Op {
     Attend { out: Value, q: Value, layer: KvLayerId, rope: Option<RopeId>, scale: f32, softcap: Option<f32> },
     /// `out = act(gate) * up`.
     GatedAct { out: Value, gate: Value, up: Value, act: Activation },
+    /// `out = act(x)`.
+    Act { out: Value, x: Value, act: Activation },
     /// `out = a + b`.
     Add { out: Value, a: Value, b: Value },
     /// `out = factor * x`.
@@ -157,6 +176,9 @@ pub enum Op {
     SoftCap { out: Value, x: Value, cap: f32 },
     /// Keeps the rows that the step asks outputs for; everything after works on those alone.
     SelectOutputs { out: Value, x: Value },
+    /// Of the output rows, keeps those that the step asks logits for: embeddings need hidden states alone, and a head over
+    /// a large vocabulary is much work.
+    SelectLogits { out: Value, x: Value },
     /// Columns `start .. start + width` of every row (parts of a fused projection).
     Columns { out: Value, x: Value, start: usize },
     /// `out = x * sigmoid(gate)`; each element of `gate` serves `width(x) / width(gate)` elements of `x` in a run.
@@ -198,8 +220,11 @@ pub struct Graph {
     pub state_layers: Vec<StateGeometry>,
     /// Last hidden state of the output rows, after the final norm.
     pub hidden: Option<Value>,
-    /// Logits of the output rows.
+    /// Logits of the output rows, or of those that [`Op::SelectLogits`] kept. An encoder has none; one with a head that
+    /// ranks texts has that head's scores here.
     pub logits: Option<Value>,
+    /// Every token of a text sees every other (encoders): a text is computed in one step, as a whole.
+    pub bidirectional: bool,
 }
 
 impl Graph {
@@ -216,6 +241,15 @@ impl Graph {
     /// Where a layer's words begin in a plane: layers lie in order, each with its convolution's part first.
     pub fn state_offset(&self, layer: StateLayerId) -> usize {
         self.state_layers[..layer.0 as usize].iter().map(|layer| layer.words()).sum()
+    }
+
+    /// Token types that the model knows; 0 if it has none.
+    pub fn token_types(&self) -> usize {
+        let table = |op: &Op| match *op {
+            Op::EmbedBy { table, index: RowIndex::TokenType, .. } => Some(self.weights[table.0 as usize].rows),
+            _ => None,
+        };
+        self.ops.iter().find_map(table).unwrap_or(0)
     }
 
     /// The cache groups: layers by geometry, in order of first appearance.
@@ -313,6 +347,24 @@ impl GraphBuilder {
         out
     }
 
+    /// A row of `table` by what `index` says of each row.
+    pub fn embed_by(&mut self, table: WeightId, index: RowIndex) -> Value {
+        let out = self.value(self.decl(table).cols);
+        self.graph.ops.push(Op::EmbedBy { out, table, index });
+        out
+    }
+
+    /// Layer norm of whole rows.
+    pub fn layer_norm(&mut self, x: Value, weight: WeightId, bias: WeightId, eps: f32) -> Value {
+        let width = self.width(x);
+        for vector in [weight, bias] {
+            assert_eq!(self.decl(vector).cols, width, "norm `{}`", self.decl(vector).name);
+        }
+        let out = self.value(width);
+        self.graph.ops.push(Op::LayerNorm { out, x, weight, bias, eps });
+        out
+    }
+
     /// Norm of whole rows.
     pub fn rms_norm(&mut self, x: Value, weight: WeightId, eps: f32) -> Value {
         let group = self.width(x);
@@ -394,6 +446,13 @@ impl GraphBuilder {
         out
     }
 
+    /// `act(x)`.
+    pub fn act(&mut self, x: Value, act: Activation) -> Value {
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::Act { out, x, act });
+        out
+    }
+
     /// `a + b`.
     pub fn add(&mut self, a: Value, b: Value) -> Value {
         assert_eq!(self.width(a), self.width(b));
@@ -420,6 +479,13 @@ impl GraphBuilder {
     pub fn select_outputs(&mut self, x: Value) -> Value {
         let out = self.value(self.width(x));
         self.graph.ops.push(Op::SelectOutputs { out, x });
+        out
+    }
+
+    /// Goes on with those of the output rows that need logits.
+    pub fn select_logits(&mut self, x: Value) -> Value {
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::SelectLogits { out, x });
         out
     }
 
@@ -471,6 +537,15 @@ impl GraphBuilder {
     pub fn finish(mut self, hidden: Value, logits: Value) -> Graph {
         self.graph.hidden = Some(hidden);
         self.graph.logits = Some(logits);
+        self.graph
+    }
+
+    /// Ends the graph of an encoder, in which tokens see each other in both directions, with its hidden states and what a
+    /// head makes of them.
+    pub fn finish_encoder(mut self, hidden: Value, scores: Option<Value>) -> Graph {
+        self.graph.hidden = Some(hidden);
+        self.graph.logits = scores;
+        self.graph.bidirectional = true;
         self.graph
     }
 }

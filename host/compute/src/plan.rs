@@ -15,6 +15,8 @@ use std::ptr::NonNull;
 use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::host::Codec;
 
+use crate::graph::RowIndex;
+
 /// Which keys of a segment a query may see, by position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mask {
@@ -246,8 +248,12 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// Position of each row.
     pub positions: Vec<u32>,
-    /// Rows whose logits and hidden state are wanted, ascending.
+    /// Token type of each row, for models that tell the parts of a pair of texts apart; empty for all 0.
+    pub token_types: Vec<u32>,
+    /// Rows whose hidden state is wanted, ascending.
     pub outputs: Vec<u32>,
+    /// Of these, by their places in `outputs`, the ones whose logits are wanted, ascending.
+    pub logits: Vec<u32>,
     /// One plan for each cache group of the graph, in their order.
     pub groups: Vec<GroupPlan>,
     /// The stores the plans refer to.
@@ -369,6 +375,14 @@ pub enum PlanError {
 }
 
 impl Step {
+    /// What a row chooses a row of a table by.
+    pub fn index(&self, index: RowIndex, row: usize) -> u32 {
+        match index {
+            RowIndex::Position => self.positions[row],
+            RowIndex::TokenType => self.token_types.get(row).copied().unwrap_or(0),
+        }
+    }
+
     /// Checks every index before unsafe code relies on it. Linear in the size of the plan.
     pub fn check(&self, n_groups: usize) -> Result<(), PlanError> {
         let rows = self.tokens.len();

@@ -207,6 +207,19 @@ pub enum Pooling {
     Cls,
     /// Every token's.
     None,
+    /// The scores that the model's head gives the first token.
+    Rank,
+}
+
+/// How texts are ranked by a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranking {
+    /// By the score that the model's head gives to query and text together.
+    Head,
+    /// By the cosine of their embeddings.
+    Cosine,
+    /// Not at all: the model is not known to embed texts.
+    None,
 }
 
 /// One embeddings request: one input.
@@ -216,9 +229,11 @@ pub struct EmbedRequest {
     pub tokens: Vec<u32>,
     /// Pooling; `None` takes the model's own.
     pub pooling: Option<Pooling>,
+    /// Where the second text begins, if the tokens are a pair of texts.
+    pub second: Option<usize>,
 }
 
-/// Vectors of one input: one, or one a token without pooling. Not normalised.
+/// Vectors of one input: one, or one a token without pooling, or the scores of a head. Not normalised.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// The vectors.
@@ -399,6 +414,10 @@ pub struct EngineInfo {
     pub pooling: Pooling,
     /// Blocks of the model that run twice; `None` if none do.
     pub repeat_layers: Option<String>,
+    /// Whether the model generates text; encoders do not.
+    pub generates: bool,
+    /// How it ranks texts.
+    pub ranking: Ranking,
 }
 
 /// What goes to the engine thread.

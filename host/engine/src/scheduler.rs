@@ -51,6 +51,19 @@ pub(crate) fn share(budget: StepBudget, decoding: usize, prompts: &[Prompt], tur
     granted
 }
 
+/// Shares a step between texts of which each is computed as a whole: as many as fit, first come first served.
+pub(crate) fn share_whole(budget: StepBudget, texts: &[usize]) -> Vec<usize> {
+    let mut left = budget.n_batch;
+    let mut full = false;
+    let grant = |&tokens: &usize| {
+        full |= tokens > left;
+        let granted = if full { 0 } else { tokens };
+        left -= granted;
+        granted
+    };
+    texts.iter().map(grant).collect()
+}
+
 /// Number of leading tokens that two prompts have in common.
 pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
@@ -99,6 +112,13 @@ mod tests {
         let all = [Prompt { tokens: 500, all_outputs: true }];
         assert_eq!(share(BUDGET, 0, &all, 0), [20]);
         assert_eq!(share(BUDGET, 8, &all, 0), [12]);
+    }
+
+    #[test]
+    fn whole_texts_go_in_their_order_or_wait() {
+        assert_eq!(share_whole(BUDGET, &[40, 50, 10, 5]), [40, 50, 10, 0]);
+        assert_eq!(share_whole(BUDGET, &[60, 60, 10]), [60, 0, 0]);
+        assert_eq!(share_whole(BUDGET, &[]), [0usize; 0]);
     }
 
     proptest! {

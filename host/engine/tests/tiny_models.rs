@@ -12,9 +12,9 @@ use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config, Executor};
 use opencoti_engine::StepBudget;
 use opencoti_engine::api::{
-    EmbedRequest, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling, TokenProbs,
+    EmbedRequest, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling, Ranking, TokenProbs,
 };
-use opencoti_engine::engine::{EngineConfig, EngineParts, spawn};
+use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::vocab::Vocab;
 use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
@@ -130,6 +130,8 @@ fn info(model: &Model) -> EngineInfo {
         default_n_predict: None,
         max_queue: 100,
         pooling: Pooling::Mean,
+        generates: true,
+        ranking: Ranking::None,
     }
 }
 
@@ -147,6 +149,7 @@ fn engine_with(name: &str, capacity: usize, codecs: &CodecPlugin) -> (EngineHand
         recent_sequences: 4,
         step_tokens: N_BATCH,
         rollback_tokens: 1,
+        whole_texts: false,
     });
     let config = Config { threads: 2, max_rows: N_BATCH, max_outputs: N_BATCH };
     let attention = Box::new(Attention::new(&model.graph));
@@ -159,6 +162,7 @@ fn engine_with(name: &str, capacity: usize, codecs: &CodecPlugin) -> (EngineHand
             max_queue: 100,
             budget: StepBudget { n_batch: N_BATCH, prefill_chunk: 32, max_outputs: N_BATCH },
             pooling: Pooling::Mean,
+            model: ModelKind::Generator,
         },
         cache: cache.unwrap(),
         runner: Box::new(executor),
@@ -355,7 +359,7 @@ fn a_client_that_goes_away_frees_its_slot() {
 fn embeddings_have_the_models_width() {
     run(async |name| {
         let (engine, thread) = engine(name, 1024);
-        let embed = |pooling| engine.embed(EmbedRequest { tokens: prompt(1, 100), pooling });
+        let embed = |pooling| engine.embed(EmbedRequest { tokens: prompt(1, 100), pooling, second: None });
         let rows = embed(Some(Pooling::None)).await.unwrap().vectors;
         let mean = embed(None).await.unwrap().vectors;
         assert_eq!((rows.len(), mean.len()), (100, 1));
@@ -373,7 +377,7 @@ fn an_embeddings_input_may_be_as_long_as_the_context_beside_running_answers() {
     run(async |name| {
         let (engine, thread) = engine(name, 2048);
         let running = engine.generate(request(prompt(2, 50), 150)).unwrap();
-        let embed = |n, pooling| engine.embed(EmbedRequest { tokens: prompt(1, n), pooling });
+        let embed = |n, pooling| engine.embed(EmbedRequest { tokens: prompt(1, n), pooling, second: None });
         let rows = embed(N_CTX, Some(Pooling::None)).await.unwrap().vectors;
         assert_eq!(rows.len(), N_CTX);
         let mean = embed(N_CTX, Some(Pooling::Mean)).await.unwrap().vectors.remove(0);
@@ -398,7 +402,8 @@ fn an_embeddings_input_may_be_as_long_as_the_context_beside_running_answers() {
 fn an_input_that_the_whole_cache_cannot_hold_is_told_so() {
     run(async |name| {
         let (engine, thread) = engine(name, 128);
-        let error = engine.embed(EmbedRequest { tokens: prompt(1, 129), pooling: None }).await.unwrap_err();
+        let error =
+            engine.embed(EmbedRequest { tokens: prompt(1, 129), pooling: None, second: None }).await.unwrap_err();
         assert_eq!(error, EngineError::ExceedsContext { n_prompt_tokens: 129, n_ctx: 128 });
         stop(engine, thread).await;
     });
@@ -432,7 +437,9 @@ fn a_codec_that_panics_fails_its_step_and_later_requests_are_refused_before_pref
         };
         for _ in 0..2 {
             refused(answer(&engine, request(prompt(1, 40), 3)).await.err().unwrap());
-            refused(engine.embed(EmbedRequest { tokens: prompt(1, 5), pooling: None }).await.unwrap_err());
+            refused(
+                engine.embed(EmbedRequest { tokens: prompt(1, 5), pooling: None, second: None }).await.unwrap_err(),
+            );
         }
         let stats = engine.stats().await.unwrap();
         assert_eq!((stats.processing, stats.deferred), (0, 0));

@@ -79,6 +79,17 @@ impl ApiError {
         error
     }
 
+    /// 400 of a text that is longer than the model takes.
+    pub(crate) fn too_long(field: String, n_tokens: u32, n_ctx: u32) -> Self {
+        let message =
+            format!("`{field}` has {n_tokens} tokens, but the model takes at most {n_ctx} at once; shorten it");
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message);
+        error.object.param = Some(field);
+        error.object.n_prompt_tokens = Some(n_tokens);
+        error.object.n_ctx = Some(n_ctx);
+        error
+    }
+
     /// 401.
     pub(crate) fn wrong_key() -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "Invalid API Key")

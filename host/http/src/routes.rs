@@ -15,7 +15,7 @@ use utoipa::openapi::{Ref, RefOr, Schema};
 use crate::anthropic::messages;
 use crate::error::ApiError;
 use crate::native::{completion, embedding, props, slots, tokens};
-use crate::openai::{chat, completions, embeddings, models, responses};
+use crate::openai::{chat, completions, embeddings, models, rerank, responses};
 use crate::state::App;
 use crate::{auth, health, metrics, openapi, plugins, requests, shutdown, wrap};
 
@@ -241,6 +241,17 @@ pub(crate) const ROUTES: &[Route] = &[
         answer: list_of::<embedding::NativeEmbedding>,
         media: JSON,
         handler: || post(embedding::embedding),
+    },
+    Route {
+        paths: &["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"],
+        method: Method::POST,
+        public: false,
+        family: Family::OpenAi,
+        summary: "Orders texts by a query: by a ranking head's scores, or by the cosine of embeddings",
+        body: Some(schema::<rerank::RerankRequest>),
+        answer: schema::<rerank::RerankAnswer>,
+        media: JSON,
+        handler: || post(rerank::rerank),
     },
     Route {
         paths: &["/tokenize"],

@@ -162,6 +162,9 @@ impl Cache {
         if n > source.committed {
             return Err(refuse("it has not written as many"));
         }
+        if self.config.whole_texts {
+            return Err(refuse("each of its tokens has seen all of them"));
+        }
         if self.feasible(source, n) != n {
             return Err(refuse("its sliding window has released tokens that they need"));
         }
@@ -278,6 +281,9 @@ impl Cache {
     /// The longest prefix of `tokens` that some running or idle sequence has written and can share. To have a token
     /// left to evaluate, ask for all but the last one.
     pub fn longest_prefix(&self, tokens: &[u32]) -> Option<Prefix> {
+        if self.config.whole_texts {
+            return None;
+        }
         let candidates = self.sequences.iter().filter(|(_, s)| s.phase != Phase::Doomed);
         prefix::longest(candidates, tokens, |sequence, n| self.feasible(sequence, n))
     }

@@ -43,6 +43,9 @@ pub struct CacheConfig {
     /// whatever its windows have released: rejected drafts, or the last token of a prompt that is in the cache as a
     /// whole. At least 1.
     pub rollback_tokens: usize,
+    /// Every sequence is one text of which each token sees every other, as encoders have it: its tokens are planned in one
+    /// step, and it neither goes on nor is forked.
+    pub whole_texts: bool,
 }
 
 /// Size of a group's store.
@@ -80,6 +83,9 @@ impl CacheConfig {
             positive("n_kv_heads", group.geometry.n_kv_heads)?;
             if let Some(window) = group.geometry.window {
                 positive("window", window)?;
+                if self.whole_texts {
+                    return Err(ConfigError::WindowOfWholeTexts { group: group.name.clone() });
+                }
             }
             group.check_codec(Side::K, &group.k, group.geometry.k_head_dim)?;
             group.check_codec(Side::V, &group.v, group.geometry.v_head_dim)?;

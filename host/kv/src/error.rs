@@ -47,6 +47,14 @@ pub enum ConfigError {
         /// Tokens it stages.
         stage_tokens: u32,
     },
+    /// A sliding window where every token sees every other.
+    #[error(
+        "cache group `{group}` has a sliding window, which a model that reads texts in both directions cannot have"
+    )]
+    WindowOfWholeTexts {
+        /// Cache group.
+        group: String,
+    },
     /// Sizes beyond the address space.
     #[error("the store of cache group `{group}` is larger than memory can be addressed; lower the context size")]
     TooLarge {
@@ -126,6 +134,9 @@ pub enum KvError {
         /// Most tokens a step may have.
         limit: usize,
     },
+    /// A text that goes on where texts are computed as a whole.
+    #[error("sequence {0} has been computed as a whole and cannot go on")]
+    Whole(SeqId),
     /// Positions beyond 32 bits.
     #[error("sequence {0} would be longer than 2^32 - 1 tokens")]
     TooLong(SeqId),

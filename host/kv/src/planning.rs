@@ -10,15 +10,38 @@ use crate::cascade::{self, Reader, Span};
 use crate::error::KvError;
 use crate::sequence::{PageEntry, Phase, SeqId};
 
-/// Rows of a batch item whose logits are wanted.
+/// Rows of a batch item of which something is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outputs {
     /// None: a chunk of a prompt that goes on.
     None,
-    /// The last one.
+    /// Hidden state and logits of the first one.
+    First,
+    /// Hidden state and logits of the last one.
     Last,
-    /// Every one.
+    /// Hidden states and logits of every one.
     All,
+    /// Hidden states of every one, no logits.
+    Hidden,
+}
+
+impl Outputs {
+    /// Output rows of an item of `tokens` tokens.
+    pub fn rows(self, tokens: usize) -> usize {
+        match self {
+            Outputs::None => 0,
+            Outputs::First | Outputs::Last => 1,
+            Outputs::All | Outputs::Hidden => tokens,
+        }
+    }
+
+    /// Of these, the rows with logits.
+    pub fn logit_rows(self, tokens: usize) -> usize {
+        match self {
+            Outputs::Hidden => 0,
+            other => other.rows(tokens),
+        }
+    }
 }
 
 /// Tokens with which a sequence goes on.
@@ -82,11 +105,15 @@ impl Cache {
             let position = self.sequences.get(item.seq)?.tokens.len() as u32;
             step.tokens.extend_from_slice(item.tokens);
             step.positions.extend(position..position + item.tokens.len() as u32);
+            let first_output = step.outputs.len() as u32;
             step.outputs.extend(match item.outputs {
                 Outputs::None => range.end..range.end,
+                Outputs::First => range.start..range.start + 1,
                 Outputs::Last => range.end - 1..range.end,
-                Outputs::All => range.clone(),
+                Outputs::All | Outputs::Hidden => range.clone(),
             });
+            let with_logits = item.outputs.logit_rows(item.tokens.len()) as u32;
+            step.logits.extend(first_output..first_output + with_logits);
             for (group, plan) in step.groups.iter_mut().enumerate() {
                 self.append(item.seq, group, range.clone(), &mut plan.appends)?;
             }
@@ -162,6 +189,9 @@ impl Cache {
             let length = self.live(item.seq)?.tokens.len();
             if item.tokens.is_empty() {
                 return Err(KvError::NoTokens(item.seq));
+            }
+            if self.config.whole_texts && length > 0 {
+                return Err(KvError::Whole(item.seq));
             }
             if u32::try_from(length + item.tokens.len()).is_err() {
                 return Err(KvError::TooLong(item.seq));
@@ -247,7 +277,11 @@ impl Cache {
             let spans = sequence.tables[group].iter().filter(|e| e.end() > oldest).map(span).collect();
             readers.push(Reader { rows: rows.clone(), spans });
         }
-        let mask = window.map_or(Mask::Causal, |w| Mask::Window(u32::try_from(w).unwrap_or(u32::MAX)));
+        let mask = match window {
+            _ if self.config.whole_texts => Mask::Full,
+            Some(w) => Mask::Window(u32::try_from(w).unwrap_or(u32::MAX)),
+            None => Mask::Causal,
+        };
         Ok(cascade::segments(&readers, mask))
     }
 

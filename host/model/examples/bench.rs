@@ -47,6 +47,7 @@ impl Bench {
             recent_sequences: 0,
             step_tokens: STEP,
             rollback_tokens: 1,
+            whole_texts: false,
         })?;
         let attention = Box::new(Attention::new(&model.graph));
         let config = Config { threads, max_rows: STEP, max_outputs: 1 };

@@ -43,6 +43,7 @@ fn main() -> Result<()> {
         recent_sequences: 0,
         step_tokens: step,
         rollback_tokens: 1,
+        whole_texts: false,
     })?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut executor = Executor::new(

@@ -80,7 +80,7 @@ fn shares(graph: &Graph) -> Vec<Share> {
     let mut shares = vec![Share::Part(1.0); graph.weights.len()];
     for op in &graph.ops {
         match *op {
-            Op::Embed { table, .. } => shares[table.0 as usize] = Share::Lookup,
+            Op::Embed { table, .. } | Op::EmbedBy { table, .. } => shares[table.0 as usize] = Share::Lookup,
             Op::ExpertMatMul { route, experts, .. } => {
                 let (id, chosen) = (experts.stack.0 as usize, graph.width(route) / 2);
                 shares[id] = Share::Part(chosen as f64 / graph.weights[id].experts as f64);

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::gguf::{GgufError, strip_trailing_ones};
 use crate::layer_plan::RepeatLayersError;
+use crate::safetensors::FolderError;
 use crate::tokenizer::TokenizerError;
 
 /// Why a model could not be loaded. Every message is one sentence that names the file and the key or tensor.
@@ -12,6 +13,9 @@ pub enum ModelError {
     /// The container is damaged, or a key has a wrong type.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A folder that holds no model that can be read.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     /// No architecture of this name is built in.
     #[error("{file}: the architecture {found:?} is not supported; known are {known}")]
     UnknownArchitecture {

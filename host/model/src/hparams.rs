@@ -16,6 +16,9 @@ pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
 /// Base of rope frequencies when a file does not say.
 const DEFAULT_ROPE_BASE: f32 = 10_000.0;
 
+/// Architectures with layer norms in place of RMS norms.
+const LAYER_NORMED: [&str; 1] = ["bert"];
+
 /// The common hyperparameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HParams {
@@ -33,7 +36,7 @@ pub struct HParams {
     pub head: HeadParams,
     /// Head sizes of sliding-window layers; those of full layers unless the file says otherwise.
     pub head_swa: HeadParams,
-    /// Epsilon of the RMS norms.
+    /// Epsilon of the norms.
     pub rms_eps: f32,
     /// Sliding window W in tokens, the query's own included; `None` if the model has none.
     pub sliding_window: Option<usize>,
@@ -63,6 +66,25 @@ pub struct HParams {
     pub expert_feed_forward: Option<usize>,
     /// Width of the feed-forward of the expert that serves every token, if there is one.
     pub shared_expert_feed_forward: Option<usize>,
+    /// Whether tokens see only what is before them, if the file says.
+    pub causal: Option<bool>,
+    /// How embeddings are pooled, if the file says.
+    pub pooling: Option<PoolingType>,
+}
+
+/// What is made of the hidden states of a text (`{arch}.pooling_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolingType {
+    /// Nothing: a vector a token.
+    None,
+    /// Their mean.
+    Mean,
+    /// The first one.
+    Cls,
+    /// The last one.
+    Last,
+    /// The scores that a head gives to the first one.
+    Rank,
 }
 
 /// What may differ between layers.
@@ -143,7 +165,7 @@ impl HParams {
             head,
             head_swa: keys.head("_swa", &layers, embedding_length, Some(head))?,
             layers,
-            rms_eps: keys.required_number("attention.layer_norm_rms_epsilon")?,
+            rms_eps: keys.norm_eps()?,
             sliding_window,
             sliding_pattern: keys.sliding_pattern(block_count)?,
             rope_base: keys.number("rope.freq_base")?.unwrap_or(DEFAULT_ROPE_BASE),
@@ -157,6 +179,8 @@ impl HParams {
             expert_used_count: keys.expert_used_count()?,
             expert_feed_forward: keys.size("expert_feed_forward_length")?.filter(|&w| w > 0),
             shared_expert_feed_forward: keys.size("expert_shared_feed_forward_length")?.filter(|&w| w > 0),
+            causal: keys.meta.bool(&keys.name("attention.causal"))?,
+            pooling: keys.pooling()?,
         };
         hparams.serve(context_length);
         Ok(hparams)
@@ -238,6 +262,29 @@ impl<'a> Keys<'a> {
             0 => Ok(0),
             _ if (1..=count).contains(&used) => Ok(used),
             _ => Err(self.error("expert_used_count", format!("is {used}, expected 1 to the {count} experts"))),
+        }
+    }
+
+    /// The epsilon of RMS norms; architectures with layer norms have another key.
+    fn norm_eps(&self) -> Result<f32, ModelError> {
+        match LAYER_NORMED.contains(&self.arch) {
+            true => self.required_number("attention.layer_norm_epsilon"),
+            false => self.required_number("attention.layer_norm_rms_epsilon"),
+        }
+    }
+
+    fn pooling(&self) -> Result<Option<PoolingType>, ModelError> {
+        let Some(number) = self.meta.u32(&self.name("pooling_type"))? else { return Ok(None) };
+        match number {
+            0 => Ok(Some(PoolingType::None)),
+            1 => Ok(Some(PoolingType::Mean)),
+            2 => Ok(Some(PoolingType::Cls)),
+            3 => Ok(Some(PoolingType::Last)),
+            4 => Ok(Some(PoolingType::Rank)),
+            other => {
+                let detail = format!("is {other}, expected 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)");
+                Err(self.error("pooling_type", detail))
+            }
         }
     }
 

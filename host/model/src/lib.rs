@@ -10,6 +10,7 @@ pub mod gguf;
 pub mod hparams;
 pub mod layer_plan;
 mod model;
+pub mod safetensors;
 pub mod synth;
 pub mod tokenizer;
 mod tokenizer_keys;

@@ -15,7 +15,7 @@ use crate::gguf::GgufFile;
 use crate::hparams::HParams;
 use crate::layer_plan::{RepeatLayers, RepeatLayersError};
 use crate::tokenizer::Tokenizer;
-use crate::{demands, tokenizer_keys, weights};
+use crate::{demands, safetensors, tokenizer_keys, weights};
 
 /// A model ready for an executor.
 #[derive(Clone)]
@@ -83,7 +83,8 @@ pub struct LoadOptions {
 }
 
 impl Model {
-    /// Loads a model from one file or from any part of a split one. Tensor data stays on disk until it is used.
+    /// Loads a model from one file, from any part of a split one, or from a folder (see [`safetensors`]). Tensor data stays on disk until it
+    /// is used.
     ///
     /// # Errors
     /// See [`ModelError`].
@@ -101,7 +102,7 @@ impl Model {
         mut progress: impl FnMut(LoadStage),
     ) -> Result<Model, ModelError> {
         progress(LoadStage::Reading);
-        let file = GgufFile::open(path)?;
+        let file = open(path)?;
         progress(LoadStage::Building);
         let architecture = Architecture::of(&file)?;
         let mut hparams = HParams::read(&file, architecture.name)?;
@@ -161,6 +162,14 @@ fn repeated(
     match checked {
         Ok(()) => Ok(plan.clone()),
         Err(source) => Err(ModelError::RepeatLayers { file: file.name().to_owned(), source }),
+    }
+}
+
+/// Opens a GGUF file, or a folder with weights in safetensors.
+fn open(path: &Path) -> Result<GgufFile, ModelError> {
+    match path.is_dir() {
+        true => Ok(safetensors::open_folder(path)?),
+        false => Ok(GgufFile::open(path)?),
     }
 }
 

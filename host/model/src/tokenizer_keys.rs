@@ -46,6 +46,8 @@ pub(crate) fn spec(meta: &Metadata, n_vocab: usize) -> Result<TokenizerSpec, Mod
         add_bos: meta.bool(&key("add_bos_token"))?,
         add_eos: meta.bool(&key("add_eos_token"))?,
         add_space_prefix: meta.bool(&key("add_space_prefix"))?,
+        lowercase: meta.bool(&key("normalizer.lowercase"))?,
+        strip_accents: meta.bool(&key("normalizer.strip_accents"))?,
         suppress_tokens: meta.u32s(&key("suppress_tokens"))?.unwrap_or_default(),
         n_vocab: Some(n_vocab),
     })

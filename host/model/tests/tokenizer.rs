@@ -253,7 +253,8 @@ fn broken_vocabularies_are_refused_in_one_sentence_that_names_the_key() {
     };
     for (spec, expected) in [
         (TokenizerSpec { model: "wordle".into(), ..base() }, "tokenizer.ggml.model is 'wordle'"),
-        (TokenizerSpec { model: "bert".into(), ..base() }, "'bert', a kind of tokenizer that is not implemented"),
+        (TokenizerSpec { model: "t5".into(), ..base() }, "'t5', a kind of tokenizer that is not implemented"),
+        (TokenizerSpec { model: "bert".into(), unk: None, ..base() }, "tokenizer.ggml.unknown_token_id is missing"),
         (TokenizerSpec { tokens: vec![], ..base() }, "tokenizer.ggml.tokens is empty"),
         (TokenizerSpec { scores: None, ..base() }, "tokenizer.ggml.scores is missing"),
         (TokenizerSpec { scores: Some(vec![0.0]), ..base() }, "tokenizer.ggml.scores has 1 entries"),
@@ -290,7 +291,7 @@ fn of_duplicated_tokens_the_first_is_used_and_both_print() {
 }
 
 fn random_spec() -> impl Strategy<Value = TokenizerSpec> {
-    let model = prop_oneof![Just("llama"), Just("gpt2"), Just("gemma4"), Just("none"), Just("x")];
+    let model = prop_oneof![Just("llama"), Just("gpt2"), Just("gemma4"), Just("bert"), Just("none"), Just("x")];
     let token =
         prop_oneof!["[ab ▁\nĠé]{0,3}", Just("<0x41>".to_owned()), Just("<0xZZ>".to_owned()), Just("</s>".to_owned())];
     let id = || proptest::option::of(0u32..12);

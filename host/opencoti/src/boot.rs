@@ -7,18 +7,23 @@ use anyhow::{Context, Result, bail};
 use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config as ExecutorConfig, Executor};
 use opencoti_engine::admission::AdmissionDecider;
-use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling};
-use opencoti_engine::engine::{EngineConfig, EngineParts, spawn};
+use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling, Ranking};
+use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::{StepBudget, vocab::Vocab};
 use opencoti_kv::{Cache, CacheConfig, GroupConfig};
 use opencoti_model::chat::{ChatTemplate, default_template};
+use opencoti_model::hparams::PoolingType;
 use opencoti_model::{LoadOptions, Model};
+use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::residency::{self, EVENT_START, GroupState};
 use opencoti_registry::Registry;
 
 use crate::settings::{PoolingChoice, Settings};
 use crate::{fingerprint, kv, memory};
+
+/// Texts of an encoder for each of which the cache has a page, so that short ones run together.
+const ENCODER_TEXTS: usize = 64;
 
 /// Context taken from a model that was trained for more, when the settings say nothing.
 const DEFAULT_CTX: u32 = 8192;
@@ -34,6 +39,7 @@ pub struct Prepared {
     name: String,
     template_source: String,
     budget: StepBudget,
+    pooling: Pooling,
 }
 
 /// The facts of a start, in the order they are shown.
@@ -67,6 +73,8 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
 
     let name = model.name.clone().unwrap_or_else(|| file_stem(path));
     let mut prepared = Prepared {
+        budget: step_budget(settings, &model, n_ctx),
+        pooling: pooling(settings, &model)?,
         model,
         template: Arc::new(template),
         cache,
@@ -74,7 +82,6 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
         n_ctx,
         name,
         template_source,
-        budget: step_budget(settings),
     };
     prepared.summary = summary(&prepared, settings, registry);
     Ok(prepared)
@@ -112,6 +119,7 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Sum
     let admission = registry.admission().map(|policy| policy.instance().name().to_owned());
     summary.add("admission", admission.unwrap_or_else(|| "none listed: the built-in rule decides".to_owned()));
     summary.add("chat template", prepared.template_source.clone());
+    summary.add("embeddings", embeddings_line(prepared.pooling, ranking(settings, &prepared.model)));
     add_output_forms(&mut summary, &prepared.template);
     summary.add("threads", threads(settings).to_string());
     summary
@@ -188,6 +196,9 @@ fn template(settings: &Settings, model: &Model) -> Result<(ChatTemplate, String)
         (source, file.display().to_string())
     } else if let Some(source) = &model.chat_templates.default {
         (source.clone(), "model file".to_owned())
+    } else if model.graph.bidirectional {
+        // Never rendered into anything: an encoder generates nothing.
+        ("{{ messages[-1].content }}".to_owned(), "none (the model is an encoder, it generates no text)".to_owned())
     } else if let Some((name, source)) = default_template(model.architecture, tokenizer) {
         (source.to_owned(), format!("{name} (the default of {}; the model file has none)", model.architecture))
     } else {
@@ -225,16 +236,19 @@ fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: 
     if settings.n_predict < -1 {
         bail!("`engine.n_predict` is {}, expected -1 for no bound, or a number of tokens", settings.n_predict);
     }
+    let whole_texts = model.graph.bidirectional;
     let mut config = CacheConfig {
         groups: kv::groups(settings, registry, &model.graph)?,
         capacity_tokens: 0,
         // One more than the engine's, for embeddings.
         slots: settings.parallel as usize + 1,
         recent_sequences: settings.retain as usize,
-        step_tokens: step_budget(settings).n_batch,
+        step_tokens: step_budget(settings, model, n_ctx).n_batch,
         rollback_tokens: 1,
+        whole_texts,
     };
-    let wanted = n_ctx as usize * settings.parallel as usize;
+    let texts = if whole_texts { ENCODER_TEXTS * PAGE_TOKENS } else { 0 };
+    let wanted = texts.max(n_ctx as usize * settings.parallel as usize);
     config.capacity_tokens = match settings.kv_tokens {
         0 => fitting(&config, wanted, budget)?,
         tokens => tokens as usize,
@@ -306,13 +320,82 @@ fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Re
     Ok(())
 }
 
-/// Sizes of a step. While answers run, prompts get at most an eighth of it, so that a token never waits for a long one.
-fn step_budget(settings: &Settings) -> StepBudget {
+/// Sizes of a step. While answers run, prompts get at most an eighth of it, so that a token never waits for a long one. A step
+/// of an encoder holds the longest text as a whole.
+fn step_budget(settings: &Settings, model: &Model, n_ctx: u32) -> StepBudget {
     let n_batch = (settings.batch_size as usize).max(settings.parallel as usize + 1);
+    if model.graph.bidirectional {
+        let n_batch = n_batch.max(n_ctx as usize);
+        return StepBudget { n_batch, prefill_chunk: n_batch, max_outputs: n_batch };
+    }
     let prefill_chunk = (n_batch / 8).max(1);
     // Logits of a large vocabulary are large: rows with outputs are bounded.
     let max_outputs = n_batch.min(64).max(settings.parallel as usize + 1);
     StepBudget { n_batch, prefill_chunk, max_outputs }
+}
+
+/// The pooling that the settings ask for, or the model's own.
+fn pooling(settings: &Settings, model: &Model) -> Result<Pooling> {
+    match settings.pooling {
+        PoolingChoice::Rank if kind(model) != ModelKind::Ranker => {
+            bail!(
+                "`model.pooling` is rank, but the model has no head that scores texts; choose mean, cls, last or none"
+            )
+        }
+        PoolingChoice::Rank => Ok(Pooling::Rank),
+        PoolingChoice::Mean => Ok(Pooling::Mean),
+        PoolingChoice::Last => Ok(Pooling::Last),
+        PoolingChoice::Cls => Ok(Pooling::Cls),
+        PoolingChoice::None => Ok(Pooling::None),
+        PoolingChoice::Auto => Ok(match model.hparams.pooling {
+            None | Some(PoolingType::Mean) => Pooling::Mean,
+            Some(PoolingType::None) => Pooling::None,
+            Some(PoolingType::Cls) => Pooling::Cls,
+            Some(PoolingType::Last) => Pooling::Last,
+            Some(PoolingType::Rank) if kind(model) == ModelKind::Ranker => Pooling::Rank,
+            Some(PoolingType::Rank) => bail!(
+                "the model file asks to pool by rank, but {} has no head that scores texts here; give another `model.pooling`",
+                model.architecture
+            ),
+        }),
+    }
+}
+
+fn kind(model: &Model) -> ModelKind {
+    match (model.graph.bidirectional, model.graph.logits) {
+        (false, _) => ModelKind::Generator,
+        (true, None) => ModelKind::Encoder,
+        (true, Some(_)) => ModelKind::Ranker,
+    }
+}
+
+/// By a head if there is one with a single score; by embeddings if the model, or who starts it, says how they are pooled.
+fn ranking(settings: &Settings, model: &Model) -> Ranking {
+    let scores = model.graph.logits.map(|scores| model.graph.width(scores));
+    let pools = model.hparams.pooling.is_some() || model.graph.bidirectional;
+    match (kind(model), settings.pooling) {
+        (ModelKind::Ranker, PoolingChoice::Auto | PoolingChoice::Rank) if scores == Some(1) => Ranking::Head,
+        (ModelKind::Ranker, PoolingChoice::Auto | PoolingChoice::Rank) | (_, PoolingChoice::None) => Ranking::None,
+        (_, PoolingChoice::Auto) if !pools || model.hparams.pooling == Some(PoolingType::None) => Ranking::None,
+        _ => Ranking::Cosine,
+    }
+}
+
+/// What people should know about embeddings and ranking.
+fn embeddings_line(pooling: Pooling, ranking: Ranking) -> String {
+    let pooled = match pooling {
+        Pooling::Mean => "pooled by the mean",
+        Pooling::Last => "pooled by the last token",
+        Pooling::Cls => "pooled by the first token",
+        Pooling::None => "one a token",
+        Pooling::Rank => "none",
+    };
+    let ranked = match ranking {
+        Ranking::Head => "/v1/rerank by the model's ranking head",
+        Ranking::Cosine => "/v1/rerank by the cosine of embeddings",
+        Ranking::None => "no /v1/rerank",
+    };
+    format!("{pooled}; {ranked}")
 }
 
 fn threads(settings: &Settings) -> usize {
@@ -332,15 +415,15 @@ impl Prepared {
             Box::new(Attention::new(&self.model.graph)),
             ExecutorConfig { threads: threads(settings), max_rows: budget.n_batch, max_outputs: budget.max_outputs },
         )?;
-        let pooling = self.pooling(settings);
-        let info = self.info(settings, registry, pooling);
+        let info = self.info(settings, registry);
         let parts = EngineParts {
             config: EngineConfig {
                 n_slots: settings.parallel as usize,
                 n_ctx: self.n_ctx as usize,
                 max_queue: settings.max_queue as usize,
                 budget,
-                pooling,
+                pooling: self.pooling,
+                model: kind(&self.model),
             },
             cache: Cache::new(self.cache)?,
             runner: Box::new(executor),
@@ -351,16 +434,7 @@ impl Prepared {
         Ok(spawn(parts, Arc::new(info)).context("the engine thread could not be started")?.0)
     }
 
-    fn pooling(&self, settings: &Settings) -> Pooling {
-        match settings.pooling {
-            PoolingChoice::Auto | PoolingChoice::Mean => Pooling::Mean,
-            PoolingChoice::Last => Pooling::Last,
-            PoolingChoice::Cls => Pooling::Cls,
-            PoolingChoice::None => Pooling::None,
-        }
-    }
-
-    fn info(&self, settings: &Settings, registry: &Registry, pooling: Pooling) -> EngineInfo {
+    fn info(&self, settings: &Settings, registry: &Registry) -> EngineInfo {
         let (model, path) = (&self.model, settings.model.as_deref().unwrap_or_else(|| Path::new("")));
         let codecs = self.cache.groups.first().map(|g| (kv::codec_label(&g.k), kv::codec_label(&g.v)));
         EngineInfo {
@@ -390,8 +464,10 @@ impl Prepared {
             },
             default_n_predict: u32::try_from(settings.n_predict).ok(),
             max_queue: settings.max_queue,
-            pooling,
+            pooling: self.pooling,
             repeat_layers: Some(&model.hparams.repeat).filter(|plan| !plan.is_empty()).map(ToString::to_string),
+            generates: !model.graph.bidirectional,
+            ranking: ranking(settings, model),
         }
     }
 }

@@ -46,6 +46,8 @@ pub fn model(settings: &Settings, file: &Path, as_json: bool) -> Result<()> {
     line("width", h.embedding_length.to_string());
     line("context", h.context_length.to_string());
     line("tokenizer", format!("{}, {} tokens", model.tokenizer.model(), model.tokenizer.n_vocab()));
+    let pooling = h.pooling.map_or("not said".to_owned(), |p| format!("{p:?}").to_lowercase());
+    line("pooling", pooling);
     line("chat template", if model.chat_templates.default.is_some() { "yes" } else { "none" }.to_owned());
     for group in model.graph.cache_groups() {
         let g = group.geometry;

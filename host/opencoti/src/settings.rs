@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use opencoti_model::layer_plan::RepeatLayers;
+
 use crate::choice;
 use crate::flags::FLAGS;
 use crate::flags::value::{Bytes, JsonTable};
@@ -63,6 +65,8 @@ choice! {
         Cls = "cls",
         /// One vector a token.
         None = "none",
+        /// The scores of a ranking head.
+        Rank = "rank",
     }
 }
 

@@ -7,6 +7,8 @@ mod cli;
 mod codecs;
 mod crowd;
 mod departures;
+mod encoders;
 mod generation;
+mod qwen;
 mod sharing;
 mod slots;

@@ -3,6 +3,7 @@
 //! They are plain loops that the compiler turns into vector code, compiled once for each instruction set.
 
 use super::simd::{Isa, Level};
+use crate::graph::Activation;
 
 /// Wraps a loop in one function per instruction set and one that chooses.
 macro_rules! per_isa {
@@ -35,6 +36,18 @@ macro_rules! per_isa {
 per_isa! {
     /// `out = x / sqrt(mean(x²) + eps) ⊙ weight` over the whole slice; no weight counts as ones.
     rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) = rms_norm_loop
+}
+per_isa! {
+    /// `out = (x - mean) / sqrt(variance + eps) ⊙ weight + bias` over the whole slice.
+    layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) = layer_norm_loop
+}
+per_isa! {
+    /// `out = act(x)`.
+    activate(act: Activation, x: &[f32], out: &mut [f32]) = activate_loop
+}
+per_isa! {
+    /// `out = out ⊙ x`.
+    multiply(x: &[f32], out: &mut [f32]) = multiply_loop
 }
 per_isa! {
     /// `out = silu(gate) ⊙ up`.
@@ -78,6 +91,55 @@ fn rms_norm_loop(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
     }
 }
 
+#[inline(always)]
+fn layer_norm_loop(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len() as f32;
+    let mean = sum(x) / n;
+    for (o, x) in out.iter_mut().zip(x) {
+        *o = x - mean;
+    }
+    let factor = 1.0 / (sum_of_squares(out) / n + eps).sqrt();
+    for ((o, w), b) in out.iter_mut().zip(weight).zip(bias) {
+        *o = *o * factor * w + b;
+    }
+}
+
+#[inline(always)]
+fn activate_loop(act: Activation, x: &[f32], out: &mut [f32]) {
+    match act {
+        Activation::Silu => map(x, out, |x| x * sigmoid(x)),
+        Activation::GeluTanh => map(x, out, gelu_tanh),
+        Activation::GeluErf => map(x, out, gelu_erf),
+        Activation::Tanh => map(x, out, |x| 2.0 * sigmoid(2.0 * x) - 1.0),
+    }
+}
+
+#[inline(always)]
+fn map(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
+    for (o, x) in out.iter_mut().zip(x) {
+        *o = f(*x);
+    }
+}
+
+#[inline(always)]
+fn multiply_loop(x: &[f32], out: &mut [f32]) {
+    for (o, x) in out.iter_mut().zip(x) {
+        *o *= x;
+    }
+}
+
+#[inline(always)]
+fn sum(x: &[f32]) -> f32 {
+    let (chunks, rest) = x.as_chunks::<16>();
+    let mut acc = [0.0f32; 16];
+    for chunk in chunks {
+        for i in 0..16 {
+            acc[i] += chunk[i];
+        }
+    }
+    acc.iter().sum::<f32>() + rest.iter().sum::<f32>()
+}
+
 /// In sixteen partial sums: quick, and more exact than one running sum.
 #[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
@@ -100,11 +162,31 @@ fn gated_silu_loop(gate: &[f32], up: &[f32], out: &mut [f32]) {
 
 #[inline(always)]
 fn gated_gelu_loop(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // 0.5·(1 + tanh(z)) = sigmoid(2z) with z = √(2/π)·(x + 0.044715·x³).
-    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
     for ((o, &g), u) in out.iter_mut().zip(gate).zip(up) {
-        *o = g * sigmoid(TWO_SQRT_2_OVER_PI * (g + 0.044715 * g * g * g)) * u;
+        *o = gelu_tanh(g) * u;
     }
+}
+
+/// 0.5·(1 + tanh(z)) = sigmoid(2z) with z = √(2/π)·(x + 0.044715·x³).
+#[inline(always)]
+fn gelu_tanh(x: f32) -> f32 {
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
+    x * sigmoid(TWO_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
+}
+
+/// x·Φ(x). The smaller tail of the normal distribution, erfc(|x|/√2)/2, is a polynomial in 1/(1 + p·|x|/√2) times exp(-x²/2)
+/// (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; error of erf below 1.5e-7).
+#[inline(always)]
+fn gelu_erf(x: f32) -> f32 {
+    const P_OVER_SQRT_2: f32 = 0.231_641_9;
+    let t = 1.0 / (1.0 + P_OVER_SQRT_2 * x.abs());
+    let poly = 1.061_405_4;
+    let poly = poly * t - 1.453_152;
+    let poly = poly * t + 1.421_413_8;
+    let poly = poly * t - 0.284_496_72;
+    let poly = poly * t + 0.254_829_6;
+    let tail = 0.5 * poly * t * exp(-0.5 * x * x);
+    x * if x < 0.0 { tail } else { 1.0 - tail }
 }
 
 #[inline(always)]
@@ -227,6 +309,44 @@ mod tests {
             let mut out = vec![0.0; 37];
             rms_norm(isa, &x, None, 1e-5, &mut out);
             close(&out, &expected, 1e-6);
+        }
+    }
+
+    #[test]
+    fn the_layer_norm_takes_off_the_mean_and_adds_the_bias() {
+        for isa in Isa::available() {
+            let x: Vec<f32> = (0..37).map(|i| (i as f32 * 0.7).sin() + 3.0).collect();
+            let weight: Vec<f32> = (0..37).map(|i| 1.0 + 0.01 * i as f32).collect();
+            let bias: Vec<f32> = (0..37).map(|i| 0.1 * i as f32).collect();
+            let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / 37.0;
+            let variance = x.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / 37.0;
+            let of = |i: usize| (f64::from(x[i]) - mean) / (variance + 1e-12).sqrt();
+            let expected: Vec<f64> = (0..37).map(|i| of(i) * f64::from(weight[i]) + f64::from(bias[i])).collect();
+            let mut out = vec![0.0; 37];
+            layer_norm(isa, &x, &weight, &bias, 1e-12, &mut out);
+            close(&out, &expected, 3e-6);
+        }
+    }
+
+    #[test]
+    fn plain_activations_match_the_golden_vectors() {
+        // x·Φ(x) to eight places.
+        let erf =
+            [-4.049_694e-3, -0.045_500_26, -0.158_655_25, -0.154_268_77, 0.0, 0.345_731_23, 0.841_344_75, 2.995_950_3];
+        let x = [-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0];
+        for isa in Isa::available() {
+            let mut out = [0.0; 8];
+            activate(isa, Activation::GeluErf, &x, &mut out);
+            close(&out, &erf, 3e-7);
+            activate(isa, Activation::Tanh, &x, &mut out);
+            close(&out, &x.map(|x| f64::from(x).tanh()), 3e-7);
+            let mut gated = [0.0; 8];
+            gated_gelu(isa, &x, &[1.0; 8], &mut gated);
+            activate(isa, Activation::GeluTanh, &x, &mut out);
+            assert_eq!(out, gated);
+            activate(isa, Activation::Silu, &x, &mut out);
+            multiply(isa, &[2.0; 8], &mut out);
+            close(&out, &x.map(|x| 2.0 * f64::from(x) / (1.0 + f64::from(-x).exp())), 1e-6);
         }
     }
 

@@ -1,20 +1,26 @@
-//! Embeddings: a prompt whose hidden states are wanted. One at a time runs beside the slots, first come first served.
+//! Embeddings: texts whose hidden states are wanted. Several run at a time beside the slots, first come first served.
 
 use std::collections::VecDeque;
 
-use opencoti_kv::SeqId;
+use opencoti_kv::{Outputs, SeqId};
 use tokio::sync::oneshot;
 
-use super::Core;
 use super::start::{check_tokens, exceeds_context};
+use super::{Core, ModelKind};
 use crate::api::{EmbedRequest, Embedding, EngineError, Pooling};
+
+/// Texts that hold pages at once while nobody generates.
+const TEXTS_ALONE: usize = 64;
+/// The same beside answers, to which the pages are worth more.
+const TEXTS_BESIDE_ANSWERS: usize = 8;
 
 type Reply = oneshot::Sender<Result<Embedding, EngineError>>;
 
 pub(crate) struct EmbedJob {
     request: EmbedRequest,
     pooling: Pooling,
-    reply: Reply,
+    /// Taken when the answer is sent.
+    reply: Option<Reply>,
     /// Its sequence, once it runs.
     pub(crate) seq: Option<SeqId>,
     pub(crate) fed: usize,
@@ -26,20 +32,41 @@ impl EmbedJob {
         &self.request.tokens
     }
 
-    pub(crate) fn needs_all_rows(&self) -> bool {
-        self.pooling != Pooling::Last
+    /// Tokens still to be computed.
+    pub(crate) fn left(&self) -> usize {
+        self.request.tokens.len() - self.fed
     }
 
-    /// Takes the hidden states of a chunk into what the pooling wants.
-    fn absorb(&mut self, hidden: &[&[f32]]) {
+    /// Where the second text of a pair begins.
+    pub(crate) fn second(&self) -> Option<usize> {
+        self.request.second
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.reply.is_none()
+    }
+
+    /// What is wanted of the next `tokens` tokens.
+    pub(crate) fn outputs(&self, tokens: usize) -> Outputs {
+        let (first, last) = (self.fed == 0, self.left() == tokens);
+        match self.pooling {
+            Pooling::Mean | Pooling::None => Outputs::Hidden,
+            Pooling::Cls if first => Outputs::Hidden,
+            Pooling::Last if last => Outputs::Hidden,
+            Pooling::Rank if first => Outputs::First,
+            Pooling::Cls | Pooling::Last | Pooling::Rank => Outputs::None,
+        }
+    }
+
+    /// Takes the results of a chunk into what the pooling wants.
+    fn absorb(&mut self, hidden: &[&[f32]], logits: &[&[f32]]) {
+        let one = |row: Option<&&[f32]>| row.map(|row| row.to_vec()).into_iter().collect();
         match self.pooling {
             Pooling::None => self.vectors.extend(hidden.iter().map(|h| h.to_vec())),
-            Pooling::Last => self.vectors = hidden.last().map(|h| h.to_vec()).into_iter().collect(),
-            Pooling::Cls => {
-                if self.vectors.is_empty() {
-                    self.vectors.extend(hidden.first().map(|h| h.to_vec()));
-                }
-            }
+            Pooling::Last => self.vectors = one(hidden.last()),
+            Pooling::Cls if self.vectors.is_empty() => self.vectors = one(hidden.first()),
+            Pooling::Rank if self.vectors.is_empty() => self.vectors = one(logits.first()),
+            Pooling::Cls | Pooling::Rank => {}
             Pooling::Mean => {
                 let share = 1.0 / self.request.tokens.len() as f32;
                 for h in hidden {
@@ -55,22 +82,25 @@ impl EmbedJob {
 
 impl Core {
     pub(crate) fn enqueue_embed(&mut self, request: EmbedRequest, reply: Reply) {
-        if let Err(error) = self.check_embed(&request) {
+        let pooling = request.pooling.unwrap_or(self.config.pooling);
+        if let Err(error) = self.check_embed(&request, pooling) {
             self.meters.refused(&error);
             let _ = reply.send(Err(error));
             return;
         }
-        let pooling = request.pooling.unwrap_or(self.config.pooling);
+        let reply = Some(reply);
         self.embeds.push_back(EmbedJob { request, pooling, reply, seq: None, fed: 0, vectors: Vec::new() });
     }
 
-    fn check_embed(&self, request: &EmbedRequest) -> Result<(), EngineError> {
+    fn check_embed(&self, request: &EmbedRequest, pooling: Pooling) -> Result<(), EngineError> {
         self.check_open()?;
+        let invalid =
+            |message: &str| Err(EngineError::Invalid { field: Some("input".to_owned()), message: message.to_owned() });
         if request.tokens.is_empty() {
-            return Err(EngineError::Invalid {
-                field: Some("input".to_owned()),
-                message: "the input is empty, expected at least one token".to_owned(),
-            });
+            return invalid("the input is empty, expected at least one token");
+        }
+        if pooling == Pooling::Rank && self.config.model != ModelKind::Ranker {
+            return invalid("the model has no head that scores texts, so the input can't be pooled by rank");
         }
         check_tokens("input", &request.tokens, self.vocab.len())?;
         // More than the whole cache holds would be refused by any wait.
@@ -91,53 +121,84 @@ impl Core {
         Ok(())
     }
 
-    /// Reserves room for the request at the front. When there is none now it waits for those who run.
-    pub(crate) fn start_embed(&mut self) {
-        let Some(job) = self.embeds.front_mut().filter(|job| job.seq.is_none()) else { return };
-        match self.cache.admit(None, job.request.tokens.len()) {
-            Ok(seq) => job.seq = Some(seq),
-            Err(_) if self.slots.iter().any(|s| s.choice.is_some()) => {}
-            Err(error) => {
-                let error = self.no_room(error);
-                self.meters.refused(&error);
-                self.end_embed(Err(error));
+    /// Reserves room for the first requests, as many as a step has tokens for. Those for which there is none now wait for
+    /// those who run.
+    pub(crate) fn start_embeds(&mut self) {
+        let generating = self.slots.iter().any(|s| s.choice.is_some());
+        let most = self.most_texts(generating);
+        let (mut at, mut tokens) = (0, 0);
+        while at < self.embeds.len().min(most) && tokens < self.config.budget.n_batch {
+            if self.embeds[at].seq.is_none() {
+                match self.cache.admit(None, self.embeds[at].request.tokens.len()) {
+                    Ok(seq) => self.embeds[at].seq = Some(seq),
+                    Err(_) if generating || at > 0 => break,
+                    Err(error) => {
+                        let error = self.no_room(error);
+                        self.meters.refused(&error);
+                        self.end_embed(at, Err(error));
+                        self.sweep_embeds();
+                        continue;
+                    }
+                }
             }
+            tokens += self.embeds[at].left();
+            at += 1;
         }
     }
 
-    pub(crate) fn deliver_embed(&mut self, tokens: usize, hidden: &[&[f32]]) {
-        let Some(job) = self.embeds.front_mut() else { return };
+    /// Texts that may hold pages at once.
+    fn most_texts(&self, generating: bool) -> usize {
+        let windowed = self.cache.config().groups.iter().any(|group| group.geometry.window.is_some());
+        match (windowed, generating) {
+            // A window's store has room for one sequence more than there are slots.
+            (true, _) => 1,
+            (false, true) => TEXTS_BESIDE_ANSWERS,
+            (false, false) => TEXTS_ALONE,
+        }
+    }
+
+    pub(crate) fn deliver_embed(&mut self, at: usize, tokens: usize, hidden: &[&[f32]], logits: &[&[f32]]) {
+        let Some(job) = self.embeds.get_mut(at) else { return };
+        job.absorb(hidden, logits);
         job.fed += tokens;
-        job.absorb(hidden);
-        if job.fed == job.request.tokens.len() {
+        if job.left() == 0 {
             let vectors = std::mem::take(&mut job.vectors);
-            self.end_embed(Ok(Embedding { vectors }));
+            self.end_embed(at, Ok(Embedding { vectors }));
         }
     }
 
-    /// Ends the request at the front. Its sequence stays for those who begin like it.
-    pub(crate) fn end_embed(&mut self, result: Result<Embedding, EngineError>) {
-        let Some(job) = self.embeds.pop_front() else { return };
-        self.free_embed(&job);
-        let _ = job.reply.send(result);
+    /// Answers a request and gives its pages back. Its place stays until the next sweep.
+    pub(crate) fn end_embed(&mut self, at: usize, result: Result<Embedding, EngineError>) {
+        let Some(job) = self.embeds.get_mut(at) else { return };
+        let seq = job.seq.take();
+        if let Some(reply) = job.reply.take() {
+            let _ = reply.send(result);
+        }
+        self.release_embed(seq);
     }
 
-    fn free_embed(&mut self, job: &EmbedJob) {
-        if let Some(Err(error)) = job.seq.map(|seq| self.cache.release(seq)) {
+    fn release_embed(&mut self, seq: Option<SeqId>) {
+        if let Some(Err(error)) = seq.map(|seq| self.cache.release(seq)) {
             tracing::error!(%error, "the sequence of an embeddings request could not be released");
         }
     }
 
+    /// Forgets the requests that have been answered.
+    pub(crate) fn sweep_embeds(&mut self) {
+        self.embeds.retain(|job| !job.is_done());
+    }
+
     pub(crate) fn drop_departed_embeds(&mut self) {
-        let (gone, left) = std::mem::take(&mut self.embeds).into_iter().partition(|job| job.reply.is_closed());
+        let gone = |job: &EmbedJob| job.reply.as_ref().is_none_or(oneshot::Sender::is_closed);
+        let (gone, left): (VecDeque<_>, _) = std::mem::take(&mut self.embeds).into_iter().partition(gone);
         self.embeds = left;
-        let gone: VecDeque<EmbedJob> = gone;
-        gone.iter().for_each(|job| self.free_embed(job));
+        gone.iter().for_each(|job| self.release_embed(job.seq));
     }
 
     pub(crate) fn refuse_embeds(&mut self, error: &EngineError) {
-        while !self.embeds.is_empty() {
-            self.end_embed(Err(error.clone()));
+        for at in 0..self.embeds.len() {
+            self.end_embed(at, Err(error.clone()));
         }
+        self.sweep_embeds();
     }
 }

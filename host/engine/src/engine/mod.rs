@@ -52,6 +52,19 @@ pub struct EngineConfig {
     pub budget: StepBudget,
     /// Pooling of embeddings where a request says nothing.
     pub pooling: Pooling,
+    /// What the model does.
+    pub model: ModelKind,
+}
+
+/// What a model does with a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelKind {
+    /// Goes on with it, token by token.
+    Generator,
+    /// Reads it as a whole, in one step, and gives hidden states.
+    Encoder,
+    /// As an encoder, with a head that scores it.
+    Ranker,
 }
 
 /// What an engine is made of.

@@ -7,10 +7,10 @@ use opencoti_kv::{KvError, Prefix, SeqId};
 use opencoti_plugin_api::admission::{Decision, Request, Snapshot, Verdict};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::Core;
 use super::choice::{Choice, Phase, Task};
 use super::queue::{Constraint, Waiting};
 use super::slots::{NoSlot, Wish, pick};
+use super::{Core, ModelKind};
 use crate::admission;
 use crate::api::{EngineError, Event, GenerateRequest, RequestId};
 use crate::compiler::Compiled;
@@ -82,6 +82,11 @@ impl Core {
             |field: &str, message: String| Err(EngineError::Invalid { field: Some(field.to_owned()), message });
         let (n_slots, n_ctx, n_vocab) = (self.config.n_slots, self.config.n_ctx, self.vocab.len());
         self.check_open()?;
+        if self.config.model != ModelKind::Generator {
+            let message = "this server's model is an encoder: it embeds and ranks texts and generates none; use \
+                           /v1/embeddings or /v1/rerank, or start the server with a model that generates";
+            return Err(EngineError::Invalid { field: None, message: message.to_owned() });
+        }
         if request.prompt.is_empty() {
             return invalid("prompt", "the prompt is empty, expected at least one token".to_owned());
         }

@@ -1,5 +1,6 @@
 //! A step: who takes part, room in the cache, the run, and what everybody gets of it.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -9,19 +10,19 @@ use opencoti_kv::{BatchItem, KvError, Outputs, Planned, Prefix, SeqId};
 use super::choice::{Phase, Progress};
 use super::embed::EmbedJob;
 use super::slots::Slot;
-use super::{Core, Engine};
+use super::{Core, Engine, ModelKind};
 use crate::api::{EngineError, Event, RequestId, StopReason, TokenProb, TokenProbs};
 use crate::runner::{StepOutputs, StepRunner};
 use crate::sampling::raw_logprobs;
-use crate::scheduler::{Prompt, share};
+use crate::scheduler::{Prompt, share, share_whole};
 use crate::vocab::Vocab;
 
 /// Who a run of rows belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
     Slot(usize),
-    /// The embeddings request at the front.
-    Embed,
+    /// An embeddings request, by its place.
+    Embed(usize),
 }
 
 /// A run of rows of a step.
@@ -33,7 +34,7 @@ struct Work {
 }
 
 impl Work {
-    fn item<'a>(&self, slots: &'a [Slot], embeds: Option<&'a EmbedJob>) -> Option<BatchItem<'a>> {
+    fn item<'a>(&self, slots: &'a [Slot], embeds: &'a VecDeque<EmbedJob>) -> Option<BatchItem<'a>> {
         let (seq, tokens): (SeqId, &[u32]) = match self.who {
             Who::Slot(slot) => {
                 let choice = slots[slot].choice.as_ref()?;
@@ -42,8 +43,8 @@ impl Work {
                     _ => (choice.seq, &choice.prompt()[choice.fed..choice.fed + self.tokens]),
                 }
             }
-            Who::Embed => {
-                let job = embeds?;
+            Who::Embed(at) => {
+                let job = embeds.get(at)?;
                 (job.seq?, &job.tokens()[job.fed..job.fed + self.tokens])
             }
         };
@@ -51,11 +52,7 @@ impl Work {
     }
 
     fn n_outputs(&self) -> usize {
-        match self.outputs {
-            Outputs::None => 0,
-            Outputs::Last => 1,
-            Outputs::All => self.tokens,
-        }
+        self.outputs.rows(self.tokens)
     }
 }
 
@@ -77,6 +74,7 @@ impl Engine {
                 self.core.fail_work(&work, &error);
             }
         }
+        self.core.sweep_embeds();
         self.core.observe_step(began, work.len());
         true
     }
@@ -99,7 +97,7 @@ fn run_guarded<'a>(runner: &'a mut dyn StepRunner, step: &Step) -> Result<StepOu
 
 impl Core {
     fn plan_step(&mut self) -> Option<(Vec<Work>, Planned)> {
-        self.start_embed();
+        self.start_embeds();
         let mut work = self.compose();
         while !work.is_empty() {
             match self.plan(&work) {
@@ -107,10 +105,11 @@ impl Core {
                 Err(KvError::Full(full)) => self.make_way(&mut work, &KvError::Full(full)),
                 Err(error) => {
                     self.fail_work(&work, &error.to_string());
-                    return None;
+                    break;
                 }
             }
         }
+        self.sweep_embeds();
         None
     }
 
@@ -131,21 +130,31 @@ impl Core {
                 Phase::Attach { .. } | Phase::Sibling => {}
             }
         }
-        if let Some(job) = self.embeds.front().filter(|job| job.seq.is_some()) {
-            let tokens = job.tokens().len() - job.fed;
-            prompts.push((Who::Embed, Prompt { tokens, all_outputs: job.needs_all_rows() }));
+        for (at, job) in self.embeds.iter().enumerate().filter(|(_, job)| job.seq.is_some()) {
+            prompts.push((Who::Embed(at), Prompt { tokens: job.left(), all_outputs: false }));
         }
-        let wanted: Vec<Prompt> = prompts.iter().map(|p| p.1).collect();
-        let granted = share(self.config.budget, work.len(), &wanted, self.turn);
+        let granted = self.grant(work.len(), &prompts);
         for ((who, prompt), tokens) in prompts.into_iter().zip(granted).filter(|(_, tokens)| *tokens > 0) {
-            let outputs = match prompt.all_outputs {
-                true => Outputs::All,
-                false if self.ends_prompt(who, tokens) => Outputs::Last,
-                false => Outputs::None,
+            let outputs = match who {
+                Who::Embed(at) => self.embeds[at].outputs(tokens),
+                Who::Slot(_) if prompt.all_outputs => Outputs::All,
+                Who::Slot(slot) if self.ends_prompt(slot, tokens) => Outputs::Last,
+                Who::Slot(_) => Outputs::None,
             };
             work.push(Work { who, tokens, outputs });
         }
         work
+    }
+
+    /// Tokens of each prompt in a step in which so many decode.
+    fn grant(&self, decoding: usize, prompts: &[(Who, Prompt)]) -> Vec<usize> {
+        let wanted: Vec<Prompt> = prompts.iter().map(|p| p.1).collect();
+        match self.config.model {
+            ModelKind::Generator => share(self.config.budget, decoding, &wanted, self.turn),
+            ModelKind::Encoder | ModelKind::Ranker => {
+                share_whole(self.config.budget, &wanted.iter().map(|p| p.tokens).collect::<Vec<_>>())
+            }
+        }
     }
 
     /// Where a prompt's chunk must end at the latest: at its end, or where others wait to share what is before it (a
@@ -158,17 +167,27 @@ impl Core {
         self.slots.iter().filter_map(stop).min().unwrap_or(end).min(end)
     }
 
-    fn ends_prompt(&self, who: Who, tokens: usize) -> bool {
-        match who {
-            Who::Slot(slot) => self.slots[slot].choice.as_ref().is_some_and(|c| c.fed + tokens == c.prompt().len()),
-            Who::Embed => self.embeds.front().is_some_and(|job| job.fed + tokens == job.tokens().len()),
-        }
+    fn ends_prompt(&self, slot: usize, tokens: usize) -> bool {
+        self.slots[slot].choice.as_ref().is_some_and(|c| c.fed + tokens == c.prompt().len())
     }
 
     fn plan(&mut self, work: &[Work]) -> Result<Planned, KvError> {
-        let embed = self.embeds.front();
-        let batch: Vec<BatchItem<'_>> = work.iter().filter_map(|w| w.item(&self.slots, embed)).collect();
-        self.cache.plan(&batch)
+        let batch: Vec<BatchItem<'_>> = work.iter().filter_map(|w| w.item(&self.slots, &self.embeds)).collect();
+        let mut planned = self.cache.plan(&batch)?;
+        self.mark_second_texts(work, &mut planned);
+        Ok(planned)
+    }
+
+    /// Gives the second texts of pairs their token type.
+    fn mark_second_texts(&self, work: &[Work], planned: &mut Planned) {
+        for (w, rows) in work.iter().zip(&planned.rows) {
+            let Who::Embed(at) = w.who else { continue };
+            let Some(second) = self.embeds.get(at).and_then(EmbedJob::second) else { continue };
+            let types = &mut planned.step.token_types;
+            types.resize(planned.step.tokens.len(), 0);
+            let first = (rows.start as usize + second.saturating_sub(self.embeds[at].fed)).min(rows.end as usize);
+            types[first..rows.end as usize].fill(1);
+        }
     }
 
     /// Shortens a step for which the cache has no room. Whoever cannot go on even alone has outgrown what was reserved
@@ -220,7 +239,7 @@ impl Core {
     fn age(&self, work: &Work) -> Option<RequestId> {
         match work.who {
             Who::Slot(slot) => self.slots[slot].choice.as_ref().map(|c| c.task.id),
-            Who::Embed => None,
+            Who::Embed(_) => None,
         }
     }
 
@@ -239,7 +258,7 @@ impl Core {
                     self.fail(id, error);
                 }
             }
-            Who::Embed => self.end_embed(Err(error)),
+            Who::Embed(at) => self.end_embed(at, Err(error)),
         }
     }
 
@@ -308,7 +327,9 @@ impl Core {
             row = rows.end;
             match w.who {
                 Who::Slot(slot) => self.deliver_slot(slot, w.tokens, &outputs.logits[rows]),
-                Who::Embed => self.deliver_embed(w.tokens, &outputs.hidden[rows]),
+                Who::Embed(at) => {
+                    self.deliver_embed(at, w.tokens, &outputs.hidden[rows.clone()], &outputs.logits[rows]);
+                }
             }
         }
     }

@@ -4,8 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use futures::future;
-use opencoti_engine::api::{EmbedRequest, Pooling};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use opencoti_engine::api::{EmbedRequest, Embedding, Pooling};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -14,6 +14,9 @@ use crate::error::ApiError;
 use crate::fields::Prompts;
 use crate::state::{App, Ready};
 use crate::text;
+
+/// Inputs of one body that are with the engine at once.
+const AT_ONCE: usize = 64;
 
 /// A request of the embeddings routes.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
@@ -83,6 +86,11 @@ fn prepare(request: EmbeddingsRequest, app: &App, ready: &Ready, surface: Surfac
         let wanted = usize::try_from(value).ok().filter(|wanted| (1..=n_embd).contains(wanted));
         wanted.ok_or_else(|| ApiError::field("dimensions", format!("is {value}, expected 1 to {n_embd}")))
     });
+    if info.pooling == Pooling::Rank {
+        let message =
+            "this model scores pairs of texts and embeds none; use /v1/rerank, or start it with --pooling cls or mean";
+        return Err(ApiError::bad_request(message));
+    }
     if surface == Surface::OpenAi && info.pooling == Pooling::None {
         let message = "this server embeds without pooling, which gives a vector a token; use /embedding, or start it with a pooling";
         return Err(ApiError::bad_request(message));
@@ -102,8 +110,8 @@ pub(crate) async fn compute(app: &App, ready: &Ready, input: Input, surface: Sur
     let prepared =
         input.compute(move |bytes| prepare(EmbeddingsRequest::parse(bytes)?, &shared, &own, surface)).await?;
     let n_tokens = prepared.inputs.iter().map(|tokens| tokens.len() as u32).sum();
-    let requests = prepared.inputs.into_iter().map(|tokens| ready.engine.embed(EmbedRequest { tokens, pooling: None }));
-    let embeddings = future::try_join_all(requests).await?;
+    let requests = prepared.inputs.into_iter().map(|tokens| EmbedRequest { tokens, pooling: None, second: None });
+    let embeddings = embed_all(ready, requests).await?;
     let finish = |mut vector: Vec<f32>| {
         vector.truncate(prepared.dimensions.unwrap_or(vector.len()));
         prepared.norm.apply(&mut vector);
@@ -115,6 +123,16 @@ pub(crate) async fn compute(app: &App, ready: &Ready, input: Input, surface: Sur
         model: prepared.model.unwrap_or_else(|| ready.engine.info().model_alias.clone()),
         base64: prepared.base64,
     })
+}
+
+/// Computes requests, in their order. Only so many are with the engine at once that one body can't fill its queue.
+pub(crate) async fn embed_all(
+    ready: &Ready,
+    requests: impl Iterator<Item = EmbedRequest>,
+) -> Result<Vec<Embedding>, ApiError> {
+    let at_once = (ready.engine.info().max_queue as usize / 2).clamp(1, AT_ONCE);
+    let requests: Vec<_> = requests.map(|request| ready.engine.embed(request)).collect();
+    Ok(stream::iter(requests).buffered(at_once).try_collect().await?)
 }
 
 /// The answer of `POST /v1/embeddings`.
@@ -178,7 +196,7 @@ fn base64_of(vector: &[f32]) -> String {
 
 /// How vectors are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Norm {
+pub(crate) enum Norm {
     None,
     /// The greatest magnitude becomes 32760, so that the vector fits 16-bit integers.
     MaxAbs,
@@ -196,7 +214,7 @@ impl Norm {
     }
 
     /// Scales in f64. A zero vector stays one.
-    fn apply(self, vector: &mut [f32]) {
+    pub(crate) fn apply(self, vector: &mut [f32]) {
         let greatest = vector.iter().fold(0f64, |greatest, value| greatest.max(f64::from(value.abs())));
         if greatest == 0.0 {
             return;

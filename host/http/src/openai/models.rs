@@ -111,7 +111,7 @@ pub(crate) async fn list(State(app): State<App>, ready: Ready) -> Json<ModelList
         name: info.model_alias.clone(),
         model: info.model_alias.clone(),
         kind: "model",
-        capabilities: ["completion"],
+        capabilities: [if info.generates { "completion" } else { "embedding" }],
         details: OllamaDetails {
             format: "gguf",
             family: info.architecture.clone(),

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use opencoti_engine::api::{
-    Command, Embedding, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling, RequestId,
-    SlotFile, SlotInfo, SlotTask, Stats, StopReason, StoreStats, Timings, TokenProb, TokenProbs,
+    Command, EmbedRequest, Embedding, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling,
+    Ranking, RequestId, SlotFile, SlotInfo, SlotTask, Stats, StopReason, StoreStats, Timings, TokenProb, TokenProbs,
 };
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_http::{Listen, Server, ServerConfig, ServerControl};
@@ -131,6 +131,8 @@ pub(crate) fn info() -> EngineInfo {
         default_n_predict: None,
         max_queue: 16,
         pooling: Pooling::Mean,
+        generates: true,
+        ranking: Ranking::Cosine,
     }
 }
 
@@ -267,6 +269,15 @@ fn stats() -> Stats {
     Stats { stores: vec![store], processing: 1, deferred: 2, retained: 3 }
 }
 
+/// By the number of tokens alone; a head's score grows with the second text.
+fn embedding(request: &EmbedRequest) -> Vec<f32> {
+    let n = request.tokens.len() as f32;
+    match request.pooling {
+        Some(Pooling::Rank) => vec![request.second.map_or(0.0, |second| n - second as f32 - 3.0)],
+        _ => vec![3.0 * n, 0.0, -4.0 * n, 0.0],
+    }
+}
+
 /// Starts the engine; `busy` fills every slot.
 pub(crate) fn engine(info: EngineInfo, script: Script, busy: bool) -> (EngineHandle, Arc<Log>) {
     let (sender, mut commands) = mpsc::unbounded_channel();
@@ -282,8 +293,7 @@ pub(crate) fn engine(info: EngineInfo, script: Script, busy: bool) -> (EngineHan
                     tokio::spawn(generate(steps, events, Arc::clone(&shared), Arc::clone(&cancel)));
                 }
                 Command::Embed(request, reply) => {
-                    let n = request.tokens.len() as f32;
-                    let _ = reply.send(Ok(Embedding { vectors: vec![vec![3.0 * n, 0.0, -4.0 * n, 0.0]] }));
+                    let _ = reply.send(Ok(Embedding { vectors: vec![embedding(&request)] }));
                 }
                 Command::Cancel(id, reply) => {
                     shared.cancelled.lock().expect("the log").push(id);

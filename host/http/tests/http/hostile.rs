@@ -12,7 +12,7 @@ use tower::ServiceExt;
 
 use crate::fake::{config, engine, info, plugins, says};
 
-const ROUTES: [&str; 14] = [
+const ROUTES: [&str; 15] = [
     "/v1/chat/completions",
     "/v1/messages",
     "/v1/messages/count_tokens",
@@ -22,6 +22,7 @@ const ROUTES: [&str; 14] = [
     "/completion",
     "/v1/embeddings",
     "/embedding",
+    "/v1/rerank",
     "/tokenize",
     "/detokenize",
     "/apply-template",
@@ -29,7 +30,12 @@ const ROUTES: [&str; 14] = [
     "/slots/0?action=save",
 ];
 
-const FIELDS: [&str; 75] = [
+const FIELDS: [&str; 80] = [
+    "query",
+    "documents",
+    "texts",
+    "top_n",
+    "return_documents",
     "messages",
     "prompt",
     "input",
@@ -207,7 +213,7 @@ fn body() -> impl Strategy<Value = Value> {
     fields.prop_map(|fields| {
         let mut body = json!({
             "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "tokens": [5], "filename": "a",
-            "max_tokens": 5});
+            "query": "hi", "documents": ["hi", "ho"], "max_tokens": 5});
         for (name, value) in fields {
             body[name] = value;
         }

@@ -1,9 +1,9 @@
 //! Plans as text.
 
 use expect_test::{Expect, expect};
-use opencoti_kv::{Cache, SeqId};
+use opencoti_kv::{BatchItem, Cache, CacheConfig, KvError, Outputs, SeqId};
 
-use crate::support::{feed, full_cache, plan, swa_cache, text, tokens};
+use crate::support::{config, encoder_cache, feed, full_cache, group, plan, swa_cache, text, tokens};
 
 /// Plans the step, compares it and commits it.
 fn check(cache: &mut Cache, batch: &[(SeqId, &[u32])], expected: Expect) {
@@ -199,4 +199,52 @@ fn slots_that_a_fork_reads_are_never_written_again() {
         read  rows 0..1 store 0 [p0@0+81] causal
     "#]],
     );
+}
+
+#[test]
+fn texts_of_an_encoder_read_all_of_themselves_and_nothing_else() {
+    let mut cache = encoder_cache();
+    let (a, b) = (cache.create(), cache.create());
+    check(
+        &mut cache,
+        &[(a, &tokens(0, 200)), (b, &tokens(0, 5))],
+        expect![[r#"
+        group 0
+        write rows 0..128 store 0 p0[0..128]
+        write rows 128..200 store 0 p1[0..72]
+        write rows 200..205 store 0 p2[0..5]
+        read  rows 0..200 store 0 [p0@0+128 p1@128+72] full
+        read  rows 200..205 store 0 [p2@0+5] full
+    "#]],
+    );
+    assert_eq!(plan(&mut cache, &[(a, &[1])]).err(), Some(KvError::Whole(a)));
+    assert!(cache.fork(b, 5).unwrap_err().to_string().contains("each of its tokens has seen all of them"));
+    assert_eq!(cache.longest_prefix(&tokens(0, 200)), None);
+    for seq in [a, b] {
+        cache.release(seq).unwrap();
+    }
+    assert!(cache.stats().iter().all(|s| s.free == s.total));
+}
+
+#[test]
+fn an_encoder_has_no_sliding_window() {
+    let windowed = CacheConfig { whole_texts: true, ..config(vec![group("swa", 1, Some(8))]) };
+    let error = Cache::new(windowed).err().unwrap().to_string();
+    assert!(error.contains("`swa` has a sliding window"), "{error}");
+}
+
+#[test]
+fn hidden_states_are_wanted_of_more_rows_than_logits() {
+    let mut cache = full_cache();
+    let outputs = [Outputs::Hidden, Outputs::First, Outputs::Last, Outputs::None, Outputs::All];
+    let seqs = outputs.map(|_| cache.create());
+    let three = tokens(0, 3);
+    let batch: Vec<BatchItem> =
+        seqs.iter().zip(outputs).map(|(&seq, outputs)| BatchItem { seq, tokens: &three, outputs }).collect();
+    let planned = cache.plan(&batch).unwrap();
+    assert_eq!(planned.step.outputs, [0, 1, 2, 3, 8, 12, 13, 14]);
+    assert_eq!(planned.step.logits, [3, 4, 5, 6, 7]);
+    let rows: Vec<(usize, usize)> = outputs.iter().map(|o| (o.rows(3), o.logit_rows(3))).collect();
+    assert_eq!(rows, [(3, 0), (1, 1), (1, 1), (0, 0), (3, 3)]);
+    cache.abort(planned.id).unwrap();
 }

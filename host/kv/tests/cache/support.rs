@@ -82,12 +82,25 @@ pub(crate) fn group(name: &str, n_layers: usize, window: Option<usize>) -> Group
 
 /// Sizes for the given groups: room for 2048 tokens.
 pub(crate) fn config(groups: Vec<GroupConfig>) -> CacheConfig {
-    CacheConfig { groups, capacity_tokens: 2048, slots: 4, recent_sequences: 4, step_tokens: 512, rollback_tokens: 1 }
+    CacheConfig {
+        groups,
+        capacity_tokens: 2048,
+        slots: 4,
+        recent_sequences: 4,
+        step_tokens: 512,
+        rollback_tokens: 1,
+        whole_texts: false,
+    }
 }
 
 /// A cache of one full group.
 pub(crate) fn full_cache() -> Cache {
     Cache::new(config(vec![group("kv", 2, None)])).unwrap()
+}
+
+/// A cache of one full group in which every token of a sequence sees every other.
+pub(crate) fn encoder_cache() -> Cache {
+    Cache::new(CacheConfig { whole_texts: true, ..config(vec![group("kv", 2, None)]) }).unwrap()
 }
 
 /// A cache of a full group and one with a window.

@@ -192,9 +192,10 @@ impl<'a> ArchBuilder<'a> {
     pub(super) fn head(&mut self, x: Value, table: WeightId, hparams: &HParams) -> Result<(Value, Value), ModelError> {
         let norm = self.vector("output_norm.weight", hparams.embedding_length)?;
         let hidden = self.graph.rms_norm(x, norm, hparams.rms_eps);
+        let chosen = self.graph.select_logits(hidden);
         let logits = match self.has("output.weight") {
-            true => self.linear("output", hidden, hparams.embedding_length, hparams.vocab_size)?,
-            false => self.graph.matmul(hidden, table),
+            true => self.linear("output", chosen, hparams.embedding_length, hparams.vocab_size)?,
+            false => self.graph.matmul(chosen, table),
         };
         let logits = match hparams.final_softcap {
             Some(cap) => self.graph.soft_cap(logits, cap),
@@ -206,6 +207,14 @@ impl<'a> ArchBuilder<'a> {
     /// Ends the graph. Refuses files with block tensors that have no place in it.
     pub(super) fn end(self, hidden: Value, logits: Value) -> Result<Graph, ModelError> {
         let graph = self.graph.finish(hidden, logits);
+        refuse_unused_block_tensors(self.file, &graph, &self.known)?;
+        Ok(graph)
+    }
+
+    /// The graph of an encoder, with the scores that a head makes of its hidden states. Refuses files as [`finish`](Self::finish)
+    /// does.
+    pub(super) fn finish_encoder(self, hidden: Value, scores: Option<Value>) -> Result<Graph, ModelError> {
+        let graph = self.graph.finish_encoder(hidden, scores);
         refuse_unused_block_tensors(self.file, &graph, &self.known)?;
         Ok(graph)
     }

@@ -1,5 +1,6 @@
 //! Architectures: each is one file that turns hyperparameters and the tensors of a file into a graph.
 
+mod bert;
 mod block;
 mod builder;
 mod gemma2;
@@ -35,6 +36,7 @@ pub struct Architecture {
 
 /// By name.
 static ARCHITECTURES: &[Architecture] = &[
+    Architecture { name: "bert", repeats: false, build: bert::build },
     Architecture { name: "gemma2", repeats: true, build: gemma2::build },
     Architecture { name: "gemma3", repeats: true, build: gemma3::build },
     Architecture { name: "gemma4", repeats: true, build: gemma4::build },
@@ -76,6 +78,13 @@ impl Architecture {
     /// A mandatory tensor is missing, has other dimensions than `hparams` say, or the file holds block tensors that the
     /// architecture has no use for.
     pub fn build(&self, file: &GgufFile, hparams: &HParams) -> Result<Graph, ModelError> {
-        (self.build)(file, hparams)
+        let graph = (self.build)(file, hparams)?;
+        if let Some(causal) = hparams.causal.filter(|&causal| causal == graph.bidirectional) {
+            let known = if graph.bidirectional { "reads texts in both directions" } else { "is causal" };
+            let key = format!("{}.attention.causal", self.name);
+            let detail = format!("is {causal}, but {} {known} here; this variant is not supported", self.name);
+            return Err(ModelError::Key { file: file.name().to_owned(), key, detail });
+        }
+        Ok(graph)
     }
 }

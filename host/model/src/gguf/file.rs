@@ -74,6 +74,16 @@ impl GgufFile {
         Ok(GgufFile { inner: Arc::new(Inner { index: index_tensors(&parts)?, parts }) })
     }
 
+    /// A model of another format, seen as a file of this one: its tensors lie in the mapped file at `path`, and `header` says
+    /// what and where they are.
+    ///
+    /// # Errors
+    /// Two tensors have one name.
+    pub(crate) fn from_foreign(path: &Path, map: Mmap, header: Gguf) -> Result<GgufFile, GgufError> {
+        let parts = vec![Part { path: path.to_owned(), map, header }];
+        Ok(GgufFile { inner: Arc::new(Inner { index: index_tensors(&parts)?, parts }) })
+    }
+
     /// Metadata of the model (that of the first part).
     pub fn metadata(&self) -> &Metadata {
         &self.inner.parts[0].header.metadata
@@ -133,16 +143,21 @@ impl GgufFile {
 impl Part {
     fn open(path: &Path) -> Result<Part, GgufError> {
         let fail = |source| GgufError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(fail)?;
-        if file.metadata().map_err(fail)?.is_dir() {
-            return Err(fail(std::io::Error::other("it is a folder, expected a .gguf file")));
-        }
-        // SAFETY: the mapping is private and only read. Another process that truncates the file meanwhile can still kill us with
-        // a signal; `GgufFile::open` documents that.
-        let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
+        let map = map_file(path).map_err(fail)?;
         let header = Gguf::parse(&map, &path.display().to_string())?;
         Ok(Part { path: path.to_owned(), map, header })
     }
+}
+
+/// Maps a file to read.
+pub(crate) fn map_file(path: &Path) -> std::io::Result<Mmap> {
+    let file = File::open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(std::io::Error::other("it is a folder, expected a file"));
+    }
+    // SAFETY: the mapping is private and only read. Another process that truncates the file meanwhile can still kill us with
+    // a signal; `GgufFile::open` documents that.
+    unsafe { Mmap::map(&file) }
 }
 
 /// Opens the other parts of a split model, in order.

@@ -17,12 +17,12 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    pub(super) fn new(file: &str) -> Self {
+    pub(crate) fn new(file: &str) -> Self {
         Metadata { file: file.to_owned(), ..Metadata::default() }
     }
 
     /// Adds a key; an error if it is there already.
-    pub(super) fn insert(&mut self, key: String, value: Value) -> Result<(), GgufError> {
+    pub(crate) fn insert(&mut self, key: String, value: Value) -> Result<(), GgufError> {
         if self.index.insert(key.clone(), self.entries.len()).is_some() {
             return Err(key_error(&self.file, &key, "occurs twice".to_owned()));
         }

@@ -24,6 +24,7 @@ mod value;
 pub mod write;
 
 pub use error::GgufError;
+pub(crate) use file::map_file;
 pub use file::{GgufFile, TensorData};
 pub(crate) use header::strip_trailing_ones;
 pub use header::{Gguf, TensorInfo};

@@ -1,4 +1,4 @@
-//! The three encoders: how a fragment of raw text becomes token ids.
+//! The encoders: how a fragment of raw text becomes token ids.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,12 +8,14 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use super::merge::{Merge, Merger, NO_TOKEN};
 use super::split::{self, PreTokenizer};
 use super::vocab::Vocab;
+use super::wordpiece::WordPiece;
 use super::{TokenizerError, TokenizerSpec};
 
 pub(super) enum Encoder {
     SentencePiece(SentencePiece),
     ByteLevel(ByteLevel),
     Gemma4(Gemma4),
+    WordPiece(WordPiece),
     /// The file has no vocabulary.
     None,
 }
@@ -22,6 +24,7 @@ impl Encoder {
     pub(super) fn new(spec: &TokenizerSpec, vocab: &Vocab) -> Result<Self, TokenizerError> {
         Ok(match spec.model.as_str() {
             "llama" => Self::SentencePiece(SentencePiece::new(spec, vocab)?),
+            "bert" => Self::WordPiece(WordPiece::new(spec, vocab)?),
             "gemma4" => Self::Gemma4(Gemma4::new(spec, vocab)?),
             _ => Self::ByteLevel(ByteLevel::new(spec, vocab)?),
         })
@@ -30,14 +33,23 @@ impl Encoder {
     /// Whether a beginning token is added when the file doesn't say.
     pub(super) fn adds_bos(&self) -> bool {
         match self {
-            Self::SentencePiece(_) | Self::Gemma4(_) => true,
+            Self::SentencePiece(_) | Self::Gemma4(_) | Self::WordPiece(_) => true,
             Self::ByteLevel(encoder) => encoder.pre.add_bos,
             Self::None => false,
         }
     }
 
+    /// Whether an end token is added when the file doesn't say.
+    pub(super) fn adds_eos(&self) -> bool {
+        matches!(self, Self::WordPiece(_))
+    }
+
     pub(super) fn adds_space_prefix(&self) -> bool {
-        matches!(self, Self::SentencePiece(encoder) if encoder.add_space_prefix)
+        match self {
+            Self::SentencePiece(encoder) => encoder.add_space_prefix,
+            Self::WordPiece(_) => true,
+            Self::ByteLevel(_) | Self::Gemma4(_) | Self::None => false,
+        }
     }
 
     /// Appends the ids of `raw`. `at_start`: the text begins here, or a special token comes before.
@@ -46,6 +58,7 @@ impl Encoder {
             Self::SentencePiece(encoder) => encoder.encode(vocab, raw, at_start, merger, ids),
             Self::ByteLevel(encoder) => encoder.encode(vocab, raw, merger, ids),
             Self::Gemma4(encoder) => encoder.encode(vocab, raw, merger, ids),
+            Self::WordPiece(encoder) => encoder.encode(vocab, raw, ids),
             Self::None => {}
         }
     }

@@ -1,7 +1,8 @@
 //! Text to token ids and back, from the vocabulary that a GGUF file carries.
 //!
-//! [`TokenizerSpec`] is what the file says; [`Tokenizer::new`] checks it and builds one of three encoders that share the
-//! merge loop in [`merge`]: SentencePiece (`llama`), byte-level BPE (`gpt2`) and Gemma 4's BPE over characters. A text is
+//! [`TokenizerSpec`] is what the file says; [`Tokenizer::new`] checks it and builds one of four encoders: three that share the
+//! merge loop in [`merge`], SentencePiece (`llama`), byte-level BPE (`gpt2`) and Gemma 4's BPE over characters, and WordPiece
+//! (`bert`), which looks up the longest pieces. A text is
 //! first split at special and user-defined tokens ([`special`]), then the rest is encoded fragment by fragment.
 //!
 //! Everything here is linear or n·log n in the length of the text, and no text or vocabulary makes it panic: that is why
@@ -14,6 +15,7 @@ mod special;
 mod split;
 mod utf8_stream;
 mod vocab;
+mod wordpiece;
 
 use encode::Encoder;
 use merge::Merger;
@@ -25,7 +27,7 @@ use vocab::{Spelling, Vocab};
 /// What a model file says about its tokenizer; the fields are those of the `tokenizer.ggml.*` keys.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerSpec {
-    /// `llama`, `gpt2`, `gemma4`, `none` or `no_vocab`.
+    /// `llama`, `gpt2`, `gemma4`, `bert`, `none` or `no_vocab`.
     pub model: String,
     /// Name of the pre-tokenizer, for `gpt2`.
     pub pre: Option<String>,
@@ -54,6 +56,10 @@ pub struct TokenizerSpec {
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
     pub add_space_prefix: Option<bool>,
+    /// Whether `bert` takes capital letters as small ones.
+    pub lowercase: Option<bool>,
+    /// Whether `bert` drops accents; as `lowercase` if the file doesn't say.
+    pub strip_accents: Option<bool>,
     /// Tokens that must never be sampled.
     pub suppress_tokens: Vec<u32>,
     /// Size of the embedding table; only `none` and `no_vocab` need it.
@@ -101,10 +107,10 @@ impl TokenizerSpec {
 /// Why a tokenizer can't be built, or can't do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    #[error("tokenizer.ggml.model is '{0}', expected one of llama, gpt2, gemma4, none, no_vocab")]
+    #[error("tokenizer.ggml.model is '{0}', expected one of llama, gpt2, gemma4, bert, none, no_vocab")]
     UnknownModel(String),
     #[error(
-        "tokenizer.ggml.model is '{0}', a kind of tokenizer that is not implemented; use a file with llama, gpt2 or gemma4"
+        "tokenizer.ggml.model is '{0}', a kind of tokenizer that is not implemented; use a file with llama, gpt2, gemma4 or bert"
     )]
     UnsupportedModel(&'static str),
     #[error("tokenizer.ggml.pre is '{0}', which is not a known pre-tokenizer; known are {known}", known = split::known_names())]
@@ -117,6 +123,10 @@ pub enum TokenizerError {
     Length { field: &'static str, found: usize, tokens: usize },
     #[error("tokenizer.ggml.scores is missing; a llama tokenizer needs a score for each token")]
     MissingScores,
+    #[error(
+        "tokenizer.ggml.unknown_token_id is missing; a bert tokenizer needs a token for words that it cannot spell"
+    )]
+    MissingUnknown,
     #[error("tokenizer.ggml.scores[{0}] is not a number")]
     Score(usize),
     #[error("tokenizer.ggml.token_type[{id}] is {value}, expected 1 to 6")]
@@ -197,6 +207,7 @@ impl Tokenizer {
             return Err(TokenizerError::EmptyVocabulary);
         }
         default_llama_ids(&mut spec);
+        default_bert_ids(&mut spec);
         spec.check_ids()?;
         let vocab = Vocab::new(&mut spec, spelling)?;
         let encoder = Encoder::new(&spec, &vocab)?;
@@ -209,7 +220,7 @@ impl Tokenizer {
             with_markers: texts(&|kind| found_anywhere(kind) || kind.is_special())?,
             without_markers: texts(&found_anywhere)?,
             add_bos: spec.is_gemma4() || spec.add_bos.unwrap_or(encoder.adds_bos()),
-            add_eos: spec.add_eos.unwrap_or(false),
+            add_eos: spec.add_eos.unwrap_or(encoder.adds_eos()),
             vocab,
             encoder,
             ..Self::bare(spec)
@@ -287,6 +298,19 @@ impl Tokenizer {
         let eos = self.eos.filter(|eos| options.add_special && self.add_eos && ids.last() != Some(eos));
         ids.extend(eos);
         Ok(ids)
+    }
+
+    /// Encodes a pair of texts as one input of an encoder, `[CLS] a [SEP] b [SEP]`, with the texts' own markers taken as text; the
+    /// number is where the second part begins.
+    ///
+    /// # Errors
+    /// If the model file has no vocabulary.
+    pub fn encode_pair(&self, a: &str, b: &str) -> Result<(Vec<u32>, usize), TokenizerError> {
+        let mut ids = self.encode(a, EncodeOptions { add_special: true, parse_special: false })?;
+        let second = ids.len();
+        ids.extend(self.encode(b, EncodeOptions { add_special: false, parse_special: false })?);
+        ids.extend(self.eos.filter(|_| self.add_eos));
+        Ok((ids, second))
     }
 
     /// The bytes a token adds to the output: nothing for special tokens unless `render_special`, nor for ids out of range.
@@ -405,9 +429,8 @@ impl Tokenizer {
 
 fn spelling_of(model: &str) -> Result<Spelling, TokenizerError> {
     Ok(match model {
-        "llama" | "gemma4" => Spelling::Metaspace,
+        "llama" | "gemma4" | "bert" => Spelling::Metaspace,
         "gpt2" => Spelling::ByteLevel,
-        "bert" => return Err(TokenizerError::UnsupportedModel("bert")),
         "t5" => return Err(TokenizerError::UnsupportedModel("t5")),
         "rwkv" => return Err(TokenizerError::UnsupportedModel("rwkv")),
         "plamo2" => return Err(TokenizerError::UnsupportedModel("plamo2")),
@@ -425,4 +448,17 @@ fn default_llama_ids(spec: &mut TokenizerSpec) {
     spec.unk = spec.unk.or(unk);
     spec.bos = spec.bos.or(bos);
     spec.eos = spec.eos.or(eos);
+}
+
+/// Files of BERT models need not name the markers; their texts are fixed. What ends a text is the separator.
+fn default_bert_ids(spec: &mut TokenizerSpec) {
+    if spec.model != "bert" {
+        return;
+    }
+    let by_text = |text: &str| spec.tokens.iter().position(|token| token == text).and_then(|id| u32::try_from(id).ok());
+    let (unk, cls, sep) = (by_text("[UNK]"), by_text("[CLS]"), by_text("[SEP]"));
+    spec.unk = spec.unk.or(unk);
+    spec.bos = spec.bos.or(cls);
+    spec.sep = spec.sep.or(sep).or(spec.eos);
+    spec.eos = spec.sep;
 }

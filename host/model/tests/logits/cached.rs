@@ -39,6 +39,7 @@ impl Runner {
             recent_sequences: 0,
             step_tokens: MAX_ROWS,
             rollback_tokens: 64,
+            whole_texts: model.graph.bidirectional,
         });
         Runner { executor, cache: cache.expect("a cache") }
     }
@@ -76,5 +77,29 @@ impl Runner {
         let logits = logits.collect();
         self.cache.commit(planned.id).expect("ends");
         logits
+    }
+
+    /// Hidden states of whole texts in one step, of all rows of each.
+    pub(crate) fn hidden(&mut self, texts: &[&[u32]]) -> Vec<Vec<f32>> {
+        let seqs: Vec<SeqId> = texts.iter().map(|_| self.cache.create()).collect();
+        let items: Vec<_> =
+            seqs.iter().zip(texts).map(|(&seq, &tokens)| BatchItem { seq, tokens, outputs: Outputs::Hidden }).collect();
+        let planned = self.cache.plan(&items).expect("a plan");
+        let outputs = self.executor.run(&planned.step).expect("runs");
+        let of = |rows: &std::ops::Range<u32>| rows.clone().flat_map(|r| outputs.hidden(r as usize).to_vec()).collect();
+        let hidden = planned.rows.iter().map(of).collect();
+        self.cache.commit(planned.id).expect("ends");
+        seqs.into_iter().for_each(|seq| self.cache.release(seq).expect("ends"));
+        hidden
+    }
+
+    /// What the head of an encoder makes of a pair of texts, of which the second begins at a row.
+    pub(crate) fn score(&mut self, tokens: &[u32], second: usize) -> Vec<f32> {
+        let seq = self.cache.create();
+        let mut planned = self.cache.plan(&[BatchItem { seq, tokens, outputs: Outputs::First }]).expect("a plan");
+        planned.step.token_types = (0..tokens.len()).map(|row| u32::from(row >= second)).collect();
+        let scores = self.executor.run(&planned.step).expect("runs").logits(0).to_vec();
+        self.cache.commit(planned.id).expect("ends");
+        scores
     }
 }

@@ -10,7 +10,7 @@ pub(crate) struct Fixture {
     pub(crate) model: Model,
     /// Token ids.
     pub(crate) tokens: Vec<u32>,
-    /// Logits of all positions, one row after the other.
+    /// Logits of all positions, of encoders their hidden states, one row after the other.
     pub(crate) logits: Vec<f32>,
     /// Width of a row of logits.
     pub(crate) vocab: usize,
@@ -53,11 +53,16 @@ pub(crate) fn path(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(file)
 }
 
+/// The JSON beside a tiny model.
+pub(crate) fn facts(name: &str) -> serde_json::Value {
+    let json = std::fs::read_to_string(path(&format!("{name}.json"))).expect("the ids");
+    serde_json::from_str(&json).expect("json")
+}
+
 /// Loads a tiny model.
 pub(crate) fn fixture(name: &str) -> Fixture {
     let model = Model::load(&path(&format!("{name}.gguf"))).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let json = std::fs::read_to_string(path(&format!("{name}.json"))).expect("the ids");
-    let json: serde_json::Value = serde_json::from_str(&json).expect("json");
+    let json = facts(name);
     let tokens = json["tokens"].as_array().expect("ids").iter().map(|t| t.as_u64().expect("id") as u32).collect();
     let vocab = json["vocab_size"].as_u64().expect("a size") as usize;
     let bytes = std::fs::read(path(&format!("{name}.logits"))).expect("the logits");

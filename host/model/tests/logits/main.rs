@@ -2,6 +2,7 @@
 //! `fixtures/make_tiny_models.py`).
 
 mod cached;
+mod encoder;
 mod experts;
 mod fixture;
 mod gemma4;

@@ -134,3 +134,64 @@ fn smollm2_predicts_as_transformers_does() {
 fn gemma3_270m_predicts_as_transformers_does() {
     check_executor(GEMMA3);
 }
+
+/// Texts, tokens and unit vectors of the embedding model.
+struct Embedded {
+    text: String,
+    tokens: Vec<u32>,
+    vector: Vec<f32>,
+}
+
+const MINILM: &str = "all-MiniLM-L6-v2";
+
+/// The embedding model and its references, if the folder has it.
+fn load_minilm() -> Option<(Model, Vec<Embedded>)> {
+    let path = std::env::var_os("OPENCOTI_TEST_MODELS").map(|folder| PathBuf::from(folder).join(MINILM));
+    let Some(path) = path.filter(|path| path.exists()) else {
+        eprintln!("skipped: no {MINILM} in $OPENCOTI_TEST_MODELS");
+        return None;
+    };
+    let json =
+        std::fs::read_to_string(crate::fixture::path(&format!("{MINILM}.reference.json"))).expect("the reference");
+    let mut json: Vec<serde_json::Value> = serde_json::from_str(&json).expect("json");
+    let embedded = json.iter_mut().map(|entry| Embedded {
+        text: serde_json::from_value(entry["text"].take()).expect("text"),
+        tokens: serde_json::from_value(entry["tokens"].take()).expect("ids"),
+        vector: serde_json::from_value(entry["vector"].take()).expect("numbers"),
+    });
+    Some((Model::load(&path).expect("loads"), embedded.collect()))
+}
+
+/// Mean of rows of this width, scaled to length 1.
+fn unit_mean(rows: &[f32], width: usize) -> Vec<f32> {
+    let mut mean = vec![0f64; width];
+    rows.chunks_exact(width).for_each(|row| mean.iter_mut().zip(row).for_each(|(m, v)| *m += f64::from(*v)));
+    let length = mean.iter().map(|v| v * v).sum::<f64>().sqrt();
+    mean.iter().map(|v| (v / length) as f32).collect()
+}
+
+#[test]
+fn minilm_reads_text_as_transformers_does() {
+    let Some((model, embedded)) = load_minilm() else { return };
+    let options = EncodeOptions { add_special: true, parse_special: false };
+    for e in embedded {
+        assert_eq!(model.tokenizer.encode(&e.text, options).expect("encodes"), e.tokens, "{:?}", e.text);
+    }
+}
+
+#[test]
+fn minilm_embeds_as_transformers_does() {
+    let Some((model, embedded)) = load_minilm() else { return };
+    let width = model.hparams.embedding_length;
+    let mut runner = Runner::new(&model, 2);
+    let mut vectors = Vec::new();
+    for e in embedded.iter().filter(|e| e.tokens.len() <= 128) {
+        let vector = unit_mean(&runner.hidden(&[&e.tokens]).concat(), width);
+        let diff = crate::max_diff(&vector, &e.vector);
+        eprintln!("{} tokens: {diff:.1e}", e.tokens.len());
+        assert!(diff < 1e-5, "{:?}: {diff}", e.text);
+        vectors.push(vector);
+    }
+    let cosine: f32 = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * b).sum();
+    assert!((cosine - 0.755).abs() <= 0.003, "{cosine}");
+}

@@ -1,47 +1,55 @@
 //! A plain f64 interpreter of graphs: no cache, no batching, no speed. One sequence from position 0, all rows at once.
 
 use opencoti_compute::graph::{
-    Activation, Experts, Graph, KvGeometry, Op, Rope, RopePairing, RopeScaling, Value, WeightId,
+    Activation, Experts, Graph, KvGeometry, Op, Rope, RopePairing, RopeScaling, RowIndex, Value, WeightId,
 };
 use opencoti_compute::weights::Weight;
 
 type Matrix = Vec<Vec<f64>>;
 
-/// Logits of every row of `tokens`, as f32, one row after the other.
+/// Logits of every row of `tokens`, or hidden states where the graph has no logits, as f32, one row after the other.
 pub(crate) fn logits(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
-    interpret(graph, weights, tokens, gelu_tanh, false)
+    interpret(graph, weights, tokens, tokens.len(), gelu_tanh, false)
 }
 
 /// The same with another function in the place of GELU.
 pub(crate) fn logits_with(graph: &Graph, weights: &[Weight], tokens: &[u32], gelu: fn(f64) -> f64) -> Vec<f32> {
-    interpret(graph, weights, tokens, gelu, false)
+    interpret(graph, weights, tokens, tokens.len(), gelu, false)
 }
 
 /// The mistake of weighting what experts read instead of what they make.
 pub(crate) fn logits_with_weighted_inputs(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
-    interpret(graph, weights, tokens, gelu_tanh, true)
+    interpret(graph, weights, tokens, tokens.len(), gelu_tanh, true)
+}
+
+/// The same of a pair of texts, of which the second begins at row `second`.
+pub(crate) fn pair(graph: &Graph, weights: &[Weight], tokens: &[u32], second: usize) -> Vec<f32> {
+    interpret(graph, weights, tokens, second, gelu_tanh, false)
 }
 
 fn interpret(
     graph: &Graph,
     weights: &[Weight],
     tokens: &[u32],
+    second: usize,
     gelu: fn(f64) -> f64,
     weighted_inputs: bool,
 ) -> Vec<f32> {
     let values = vec![Matrix::new(); graph.widths.len()];
-    let mut run = Run { graph, weights, gelu, values, caches: vec![], weighted_inputs };
+    let mut run = Run { graph, weights, gelu, second, values, caches: vec![], weighted_inputs };
     run.caches.resize(graph.kv_layers.len(), (Matrix::new(), Matrix::new()));
     for op in &graph.ops {
         run.step(op, tokens);
     }
-    run.value(graph.logits.expect("logits")).iter().flatten().map(|&v| v as f32).collect()
+    run.value(graph.logits.or(graph.hidden).expect("results")).iter().flatten().map(|&v| v as f32).collect()
 }
 
 struct Run<'a> {
     graph: &'a Graph,
     weights: &'a [Weight],
     gelu: fn(f64) -> f64,
+    /// First row of token type 1.
+    second: usize,
     values: Vec<Matrix>,
     /// Keys and values of each attention layer.
     caches: Vec<(Matrix, Matrix)>,
@@ -102,11 +110,31 @@ impl Run<'_> {
         .collect()
     }
 
+    fn activate(&self, act: Activation, x: f64) -> f64 {
+        match act {
+            Activation::Silu => silu(x),
+            Activation::GeluTanh => (self.gelu)(x),
+            Activation::GeluErf => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
+            Activation::Tanh => x.tanh(),
+        }
+    }
+
     fn step(&mut self, op: &Op, tokens: &[u32]) {
         let (out, result) = match *op {
             Op::Embed { out, table, scale } => {
                 let row = |&t: &u32| self.row(table, t as usize).iter().map(|v| v * f64::from(scale)).collect();
                 (out, tokens.iter().map(row).collect())
+            }
+            Op::EmbedBy { out, table, index } => {
+                let index = |row: usize| match index {
+                    RowIndex::Position => row,
+                    RowIndex::TokenType => usize::from(row >= self.second),
+                };
+                (out, (0..tokens.len()).map(|row| self.row(table, index(row))).collect())
+            }
+            Op::LayerNorm { out, x, weight, bias, eps } => {
+                let (weight, bias) = (self.vector(weight), self.vector(bias));
+                (out, map_rows(self.value(x), |row| layer_norm(row, &weight, &bias, eps)))
             }
             Op::RmsNorm { out, x, weight, eps, group } => {
                 let weight = weight.map_or_else(|| vec![1.0; group], |w| self.vector(w));
@@ -142,22 +170,20 @@ impl Run<'_> {
                     }
                 };
                 let (k, v) = &self.caches[layer.0 as usize];
-                (out, attend(&rotated, k, v, geometry, f64::from(scale), softcap.map(f64::from)))
+                let causal = !self.graph.bidirectional;
+                (out, attend(&rotated, k, v, geometry, causal, f64::from(scale), softcap.map(f64::from)))
             }
             Op::GatedAct { out, gate, up, act } => {
-                let f: fn(f64) -> f64 = match act {
-                    Activation::Silu => silu,
-                    Activation::GeluTanh => self.gelu,
-                };
-                (out, zip_rows(self.value(gate), self.value(up), |g, u| f(g) * u))
+                (out, zip_rows(self.value(gate), self.value(up), |g, u| self.activate(act, g) * u))
             }
+            Op::Act { out, x, act } => (out, map_elements(self.value(x), |v| self.activate(act, v))),
             Op::Add { out, a, b } => (out, zip_rows(self.value(a), self.value(b), |a, b| a + b)),
             Op::Scale { out, x, factor } => (out, map_elements(self.value(x), |v| v * f64::from(factor))),
             Op::SoftCap { out, x, cap } => {
                 let cap = f64::from(cap);
                 (out, map_elements(self.value(x), |v| cap * (v / cap).tanh()))
             }
-            Op::SelectOutputs { out, x } => (out, self.value(x).clone()),
+            Op::SelectOutputs { out, x } | Op::SelectLogits { out, x } => (out, self.value(x).clone()),
             Op::Columns { out, x, start } => {
                 let width = self.graph.width(out);
                 (out, map_rows(self.value(x), |row| row[start..start + width].to_vec()))
@@ -248,18 +274,19 @@ fn rotate(head: &[f64], position: usize, rope: &Rope, (frequencies, magnitude): 
     out
 }
 
-fn attend(q: &Matrix, k: &Matrix, v: &Matrix, g: KvGeometry, scale: f64, softcap: Option<f64>) -> Matrix {
+fn attend(q: &Matrix, k: &Matrix, v: &Matrix, g: KvGeometry, causal: bool, scale: f64, softcap: Option<f64>) -> Matrix {
     let row = |(p, q): (usize, &Vec<f64>)| {
         let heads: Vec<&[f64]> = q.chunks(g.k_head_dim).collect();
         let sharing = heads.len() / g.n_kv_heads;
         let first = g.window.map_or(0, |w| (p + 1).saturating_sub(w));
+        let last = if causal { p } else { k.len() - 1 };
         let head = |(h, q): (usize, &&[f64])| {
             let (k0, v0) = (h / sharing * g.k_head_dim, h / sharing * g.v_head_dim);
             let score = |t: usize| {
                 let s = scale * dot(q, &k[t][k0..k0 + g.k_head_dim]);
                 softcap.map_or(s, |cap| cap * (s / cap).tanh())
             };
-            let scores: Vec<f64> = (first..=p).map(score).collect();
+            let scores: Vec<f64> = (first..=last).map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let exps: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum: f64 = exps.iter().sum();
@@ -289,6 +316,27 @@ fn rms(x: &[f64], weight: &[f64], eps: f32) -> Vec<f64> {
     let mean = dot(x, x) / x.len() as f64;
     let factor = 1.0 / (mean + f64::from(eps)).sqrt();
     x.iter().zip(weight).map(|(x, w)| x * factor * w).collect()
+}
+
+fn layer_norm(x: &[f64], weight: &[f64], bias: &[f64], eps: f32) -> Vec<f64> {
+    let n = x.len() as f64;
+    let mean = x.iter().sum::<f64>() / n;
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    let factor = 1.0 / (variance + f64::from(eps)).sqrt();
+    x.iter().zip(weight.iter().zip(bias)).map(|(x, (w, b))| (x - mean) * factor * w + b).collect()
+}
+
+/// The error function by its Taylor series; beyond 5 it is 1 to twelve places.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..120 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    2.0 / std::f64::consts::PI.sqrt() * sum
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -39,9 +39,10 @@ macro_rules! flags {
 }
 
 flags! {
-    /// Model file (GGUF).
+    /// Model file (GGUF), or a folder with a BERT encoder as Hugging Face publishes it.
     ///
-    /// The first file of a split model is enough. There is no default: `serve` needs one.
+    /// The first file of a split model is enough. A folder holds `config.json`, `model.safetensors` and `tokenizer.json`. There is
+    /// no default: `serve` needs one.
     Model: PathBuf = "", "model" / 'm', "model.path", |s, v| s.model = Some(v);
 
     /// Name under which the model is served.
@@ -64,7 +65,9 @@ flags! {
 
     /// How embeddings are pooled.
     ///
-    /// `auto` takes what the model file says, else the mean.
+    /// `auto` takes what the model file says, else the mean. `rank` needs a model with a ranking head (a cross-encoder), which
+    /// then serves `/v1/rerank` and no embeddings. A model that says how it pools, or is told here, ranks by the cosine of
+    /// embeddings.
     Pooling: PoolingChoice = "auto", "pooling", "model.pooling", |s, v| s.pooling = v;
 
     /// Tokens a sequence may hold.

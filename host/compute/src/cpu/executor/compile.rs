@@ -25,16 +25,19 @@ pub(super) enum Rows {
     TokenExperts(usize),
     /// So many an output.
     OutputExperts(usize),
+    /// One an output with logits.
+    Logits,
 }
 
 impl Rows {
-    /// How many in a step.
-    pub(super) fn count(self, tokens: usize, outputs: usize) -> usize {
+    /// How many in a step, of whose outputs so many have logits.
+    pub(super) fn count(self, tokens: usize, outputs: usize, logits: usize) -> usize {
         match self {
             Rows::Tokens => tokens,
             Rows::Outputs => outputs,
             Rows::TokenExperts(k) => tokens * k,
             Rows::OutputExperts(k) => outputs * k,
+            Rows::Logits => logits,
         }
     }
 
@@ -142,13 +145,16 @@ pub(super) fn compile(graph: &Graph, precisions: &[Precision]) -> Result<Schedul
 /// The values an operation reads.
 pub(in crate::cpu) fn inputs(op: &Op) -> Vec<Value> {
     match *op {
-        Op::Embed { .. } => vec![],
+        Op::Embed { .. } | Op::EmbedBy { .. } => vec![],
         Op::RmsNorm { x, .. }
+        | Op::LayerNorm { x, .. }
+        | Op::Act { x, .. }
         | Op::MatMul { x, .. }
         | Op::Rope { x, .. }
         | Op::Scale { x, .. }
         | Op::SoftCap { x, .. }
         | Op::SelectOutputs { x, .. }
+        | Op::SelectLogits { x, .. }
         | Op::Columns { x, .. } => vec![x],
         Op::Route { logits, .. } => vec![logits],
         Op::Gate { x, gate, .. } => vec![x, gate],
@@ -165,7 +171,10 @@ pub(in crate::cpu) fn output(op: &Op) -> Option<Value> {
     match *op {
         Op::Append { .. } => None,
         Op::Embed { out, .. }
+        | Op::EmbedBy { out, .. }
         | Op::RmsNorm { out, .. }
+        | Op::LayerNorm { out, .. }
+        | Op::Act { out, .. }
         | Op::MatMul { out, .. }
         | Op::Rope { out, .. }
         | Op::Attend { out, .. }
@@ -174,6 +183,7 @@ pub(in crate::cpu) fn output(op: &Op) -> Option<Value> {
         | Op::Scale { out, .. }
         | Op::SoftCap { out, .. }
         | Op::SelectOutputs { out, .. }
+        | Op::SelectLogits { out, .. }
         | Op::Columns { out, .. }
         | Op::Gate { out, .. }
         | Op::Route { out, .. }
@@ -233,8 +243,16 @@ fn rows_of_values(graph: &Graph) -> Result<Vec<Rows>, ExecutorError> {
         if tokens_only && found != Some(Rows::Tokens) {
             return Err(fault(at, "must come before the output rows are selected"));
         }
+        if matches!(op, Op::SelectLogits { .. }) && found != Some(Rows::Outputs) {
+            return Err(fault(at, "must come after the output rows are selected"));
+        }
+        let routed = matches!(op, Op::Attend { .. } | Op::ExpertMatMul { .. });
+        if routed && found == Some(Rows::Logits) {
+            return Err(fault(at, "must come before the rows with logits are selected"));
+        }
         let made = match (op, found.unwrap_or(Rows::Tokens)) {
             (Op::SelectOutputs { .. }, _) => Rows::Outputs,
+            (Op::SelectLogits { .. }, _) => Rows::Logits,
             (Op::ExpertMatMul { route, .. }, rows) => rows.experts(graph.width(*route) / 2),
             (_, rows) => rows,
         };
@@ -245,9 +263,11 @@ fn rows_of_values(graph: &Graph) -> Result<Vec<Rows>, ExecutorError> {
             }
         }
     }
-    for (name, result) in [("hidden state", graph.hidden), ("logits", graph.logits)] {
+    let results: [(_, _, &[Rows]); 2] =
+        [("hidden state", graph.hidden, &[Rows::Outputs]), ("logits", graph.logits, &[Rows::Outputs, Rows::Logits])];
+    for (name, result, allowed) in results {
         if let Some(value) = result
-            && rows.get(value.0 as usize) != Some(&Some(Rows::Outputs))
+            && !rows.get(value.0 as usize).copied().flatten().is_some_and(|found| allowed.contains(&found))
         {
             return Err(ExecutorError::Graph(format!("the {name} must be computed from selected output rows")));
         }
@@ -360,7 +380,10 @@ impl<'a> Tasks<'a> {
             Task::Quantize(x) => by_rows(x),
             Task::Op(
                 Op::Embed { out, .. }
+                | Op::EmbedBy { out, .. }
                 | Op::RmsNorm { out, .. }
+                | Op::LayerNorm { out, .. }
+                | Op::Act { out, .. }
                 | Op::GatedAct { out, .. }
                 | Op::Add { out, .. }
                 | Op::Scale { out, .. }
@@ -383,9 +406,13 @@ impl<'a> Tasks<'a> {
                 Cut::Own
             }
             Task::Dispatch(_)
-            | Task::Op(Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::SoftCap { .. } | Op::SelectOutputs { .. }) => {
-                Cut::Own
-            }
+            | Task::Op(
+                Op::MatMul { .. }
+                | Op::ExpertMatMul { .. }
+                | Op::SoftCap { .. }
+                | Op::SelectOutputs { .. }
+                | Op::SelectLogits { .. },
+            ) => Cut::Own,
         };
         Touch { reads, writes, cut }
     }

@@ -119,7 +119,7 @@ impl ExpertScratch {
         for op in &graph.ops {
             match *op {
                 Op::Route { out, logits, .. } => {
-                    let rows = schedule.rows_of[out.0 as usize].count(tokens, outputs);
+                    let rows = schedule.rows_of[out.0 as usize].count(tokens, outputs, outputs);
                     choices = choices.max(rows * graph.width(out) / 2);
                     experts = experts.max(graph.width(logits));
                 }

@@ -18,7 +18,7 @@ use super::matmul::{Packed, Precision, precision};
 use super::pool::{Pool, PoolError, Worker};
 use super::rope::Rotary;
 use super::simd::Isa;
-use crate::graph::{Experts, Graph, KvGeometry, Op, WeightId};
+use crate::graph::{Experts, Graph, KvGeometry, Op, RowIndex, Value, WeightId};
 use crate::plan::{PlanError, Step};
 use crate::weights::Weight;
 
@@ -40,6 +40,9 @@ pub enum ExecutorError {
     /// A token beyond the vocabulary.
     #[error("token {token} of row {row} is outside the model's vocabulary of {vocabulary}")]
     Token { token: u32, row: usize, vocabulary: usize },
+    /// A position or token type beyond the table that a model has of them.
+    #[error("row {row} has {what} {found}, but the model knows only {limit}")]
+    Row { what: &'static str, found: u32, row: usize, limit: usize },
     /// The plan contradicts itself.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -170,7 +173,8 @@ pub struct Config {
     pub threads: usize,
     /// Most tokens in a step.
     pub max_rows: usize,
-    /// Most output rows in a step.
+    /// Most rows in a step of which logits are computed. Of rows whose hidden state alone is wanted there may be as many
+    /// as tokens, if the graph tells the two apart.
     pub max_outputs: usize,
 }
 
@@ -179,6 +183,8 @@ pub struct Config {
 pub struct Outputs<'a> {
     rows: usize,
     logits: &'a [f32],
+    /// Outputs that have logits, where not all do.
+    with_logits: Option<&'a [u32]>,
     hidden: &'a [f32],
 }
 
@@ -188,9 +194,16 @@ impl<'a> Outputs<'a> {
         self.rows
     }
 
-    /// Logits of output `i`; empty if the graph has none.
+    /// Logits of output `i`; empty if the graph has none or none were asked for.
     pub fn logits(&self, i: usize) -> &'a [f32] {
-        row(self.logits, self.rows, i)
+        assert!(i < self.rows, "output {i} of {}", self.rows);
+        match self.with_logits {
+            None => row(self.logits, self.rows, i),
+            Some(with) => match with.binary_search(&(i as u32)) {
+                Ok(place) => row(self.logits, with.len(), place),
+                Err(_) => &[],
+            },
+        }
     }
 
     /// Hidden state of output `i` after the final norm; empty if the graph names none.
@@ -218,6 +231,8 @@ pub struct Executor {
     /// Cosines and sines of each rope, `n_rot` a row.
     angles: Vec<Vec<f32>>,
     buffers: Vec<Vec<f32>>,
+    /// Outputs of the last step that have logits.
+    with_logits: Vec<u32>,
     /// Cache group and place in it of each layer.
     layers: Vec<(usize, usize)>,
     /// Layers in each cache group.
@@ -250,8 +265,9 @@ impl Executor {
             .iter()
             .map(|r| Rotary::new(r, r.freq_divisors.map(|d| vectors[d.0 as usize].as_slice())))
             .collect();
-        let (rows, outputs) = (config.max_rows, config.max_outputs);
-        let buffers = schedule.buffers.iter().map(|b| vec![0.0; b.rows.count(rows, outputs) * b.width]).collect();
+        let (rows, outputs) = (config.max_rows, most_outputs(&graph, &config));
+        let room = |b: &compile::BufferSize| b.rows.count(rows, outputs, config.max_outputs) * b.width;
+        let buffers = schedule.buffers.iter().map(|b| vec![0.0; room(b)]).collect();
         let local = || run::Local {
             experts: experts::ExpertScratch::new(&graph, &schedule, &weights, rows, outputs),
             ..run::Local::default()
@@ -279,6 +295,7 @@ impl Executor {
             ropes,
             angles,
             buffers,
+            with_logits: Vec::with_capacity(config.max_outputs),
             layers,
             attention,
             config,
@@ -298,15 +315,19 @@ impl Executor {
     /// codec failed (the rows' keys and values are undefined then).
     pub fn run(&mut self, step: &Step) -> Result<Outputs<'_>, ExecutorError> {
         self.check(step)?;
+        self.with_logits.clear();
+        self.with_logits.extend_from_slice(&step.logits);
         if !step.tokens.is_empty() {
             self.run_checked(step)?;
         }
         let rows = step.outputs.len();
-        let result = |value: Option<crate::graph::Value>| match value {
+        let result = |value: Option<Value>, rows: usize| match value {
             Some(v) => &self.buffers[self.schedule.buffer_of[v.0 as usize]][..rows * self.graph.width(v)],
             None => &[],
         };
-        Ok(Outputs { rows, logits: result(self.graph.logits), hidden: result(self.graph.hidden) })
+        let with_logits = selects_logits(&self.graph).then_some(self.with_logits.as_slice());
+        let logits = result(self.graph.logits, with_logits.map_or(rows, <[u32]>::len));
+        Ok(Outputs { rows, logits, with_logits, hidden: result(self.graph.hidden, rows) })
     }
 
     fn run_checked(&mut self, step: &Step) -> Result<(), ExecutorError> {
@@ -340,7 +361,8 @@ impl Executor {
             false => Err(ExecutorError::TooLarge { what, found, limit }),
         };
         fits("tokens", step.tokens.len(), self.config.max_rows)?;
-        fits("outputs", step.outputs.len(), self.config.max_outputs)?;
+        fits("outputs", step.outputs.len(), most_outputs(&self.graph, &self.config))?;
+        fits("outputs with logits", step.logits.len(), self.config.max_outputs)?;
         step.check(self.group_sizes.len())?;
         if let Some(&row) = step.outputs.iter().find(|o| **o as usize >= step.tokens.len()) {
             let (found, limit) = (row.into(), step.tokens.len() as u64);
@@ -353,11 +375,34 @@ impl Executor {
                 return Err(PlanError::Count { what: "layers in a store", found, expected }.into());
             }
         }
+        let ascending = step.logits.windows(2).all(|w| w[0] < w[1]);
+        if let Some(&last) = step.logits.last().filter(|&&last| !ascending || last as usize >= step.outputs.len()) {
+            let (found, limit) = (last.into(), step.outputs.len() as u64);
+            return Err(PlanError::OutOfRange { group: 0, what: "output with logits", found, limit }.into());
+        }
+        self.check_indices(step)?;
         let vocabulary = self.vocabulary();
         match step.tokens.iter().position(|t| *t as usize >= vocabulary) {
             Some(row) => Err(ExecutorError::Token { token: step.tokens[row], row, vocabulary }),
             None => Ok(()),
         }
+    }
+
+    /// Positions and token types must be in the tables that are read by them.
+    fn check_indices(&self, step: &Step) -> Result<(), ExecutorError> {
+        for op in &self.graph.ops {
+            let Op::EmbedBy { table, index, .. } = *op else { continue };
+            let limit = self.weights[table.0 as usize].rows();
+            let found = (0..step.tokens.len()).map(|row| (row, step.index(index, row)));
+            if let Some((row, found)) = { found }.find(|&(_, found)| found as usize >= limit) {
+                let what = match index {
+                    RowIndex::Position => "position",
+                    RowIndex::TokenType => "token type",
+                };
+                return Err(ExecutorError::Row { what, found, row, limit });
+            }
+        }
+        Ok(())
     }
 
     /// Rows of the smallest embedding table.
@@ -367,6 +412,19 @@ impl Executor {
             _ => None,
         });
         tables.min().unwrap_or(usize::MAX)
+    }
+}
+
+/// Whether the graph computes logits of chosen outputs only.
+fn selects_logits(graph: &Graph) -> bool {
+    graph.ops.iter().any(|op| matches!(op, Op::SelectLogits { .. }))
+}
+
+/// Most output rows in a step: as many as tokens, unless every output has logits.
+fn most_outputs(graph: &Graph, config: &Config) -> usize {
+    match graph.logits.is_none() || selects_logits(graph) {
+        true => config.max_rows,
+        false => config.max_outputs,
     }
 }
 
@@ -418,12 +476,14 @@ fn pack(isa: Isa, graph: &Graph, weights: &[Weight], pool: &mut Pool) -> Result<
 /// f32 copies of the small weights that row functions read.
 fn vectors(graph: &Graph, weights: &[Weight]) -> Vec<Vec<f32>> {
     let mut vectors = vec![Vec::new(); weights.len()];
-    let used = graph.ops.iter().filter_map(|op| match *op {
-        Op::RmsNorm { weight, .. } => weight,
-        Op::MatMul { bias, .. } => bias,
-        Op::ExpertMatMul { experts, .. } => experts.scale,
-        _ => None,
+    let used = graph.ops.iter().flat_map(|op| match *op {
+        Op::RmsNorm { weight, .. } => [weight, None],
+        Op::LayerNorm { weight, bias, .. } => [Some(weight), Some(bias)],
+        Op::MatMul { bias, .. } => [bias, None],
+        Op::ExpertMatMul { experts, .. } => [experts.scale, None],
+        _ => [None, None],
     });
+    let used = used.flatten();
     let divisors = graph.ropes.iter().filter_map(|r| r.freq_divisors);
     for WeightId(id) in used.chain(divisors) {
         vectors[id as usize] = weights[id as usize].to_f32();

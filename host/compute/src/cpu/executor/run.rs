@@ -11,7 +11,7 @@ use crate::cpu::pool::Worker;
 use crate::cpu::rope::Rotary;
 use crate::cpu::simd::Isa;
 use crate::cpu::vecmath;
-use crate::graph::{Activation, Graph, KvLayerId, Op, RopeId, Value, WeightId};
+use crate::graph::{Activation, Graph, KvLayerId, Op, RopeId, RowIndex, Value, WeightId};
 use crate::plan::Step;
 use crate::weights::Weight;
 
@@ -103,7 +103,9 @@ impl Run<'_> {
     fn execute(&self, op: &Op, worker: Worker<'_>, local: &mut Local) {
         match *op {
             Op::Embed { out, table, scale } => self.embed(worker, out, table, scale),
+            Op::EmbedBy { out, table, index } => self.embed_by(worker, out, table, index),
             Op::RmsNorm { out, x, weight, eps, group } => self.rms_norm(worker, out, x, weight, eps, group),
+            Op::LayerNorm { out, x, weight, bias, eps } => self.layer_norm(worker, out, x, weight, bias, eps),
             Op::MatMul { out, x, weight, bias } => self.matmul(worker, out, x, weight, bias, &mut local.scratch),
             Op::Rope { out, x, head_dim, rope } => self.rope(worker, out, x, head_dim, rope),
             Op::Append { layer, k, v } => self.append(worker, layer, k, v),
@@ -111,6 +113,12 @@ impl Run<'_> {
                 self.attend(worker, out, q, layer, rope, scale, softcap)
             }
             Op::GatedAct { out, gate, up, act } => self.gated_act(worker, out, gate, up, act),
+            Op::Act { out, x, act } => {
+                let rows = self.share(worker, out);
+                // SAFETY: this worker's rows, see above.
+                let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
+                vecmath::activate(self.isa, act, x, out);
+            }
             Op::Add { out, a, b } => {
                 let rows = self.share(worker, out);
                 // SAFETY: this worker's rows, see above.
@@ -147,14 +155,8 @@ impl Run<'_> {
                 };
                 vecmath::soft_cap(self.isa, x, cap, out);
             }
-            Op::SelectOutputs { out, x } => {
-                for to in self.share(worker, out) {
-                    let from = self.step.outputs[to] as usize;
-                    // SAFETY: this worker's rows of `out`; nobody writes `x`, see above.
-                    let (x, out) = unsafe { (self.rows(x, &(from..from + 1)), self.rows_mut(out, &(to..to + 1))) };
-                    out.copy_from_slice(x);
-                }
-            }
+            Op::SelectOutputs { out, x } => self.select(worker, out, x, &self.step.outputs),
+            Op::SelectLogits { out, x } => self.select(worker, out, x, &self.step.logits),
             Op::Columns { out, x, start } => {
                 let width = self.graph.width(out);
                 for row in self.share(worker, out) {
@@ -175,6 +177,35 @@ impl Run<'_> {
             if scale != 1.0 {
                 values.iter_mut().for_each(|v| *v *= scale);
             }
+        }
+    }
+
+    fn embed_by(&self, worker: Worker<'_>, out: Value, table: WeightId, index: RowIndex) {
+        let table = self.weights[table.0 as usize].matrix();
+        for row in self.share(worker, out) {
+            // SAFETY: this worker's rows, see above.
+            let values = unsafe { self.rows_mut(out, &(row..row + 1)) };
+            table.dequantize_row(self.step.index(index, row) as usize, values);
+        }
+    }
+
+    /// Copies the rows of `x` that `chosen` lists.
+    fn select(&self, worker: Worker<'_>, out: Value, x: Value, chosen: &[u32]) {
+        for to in self.share(worker, out) {
+            let from = chosen[to] as usize;
+            // SAFETY: this worker's rows of `out`; nobody writes `x`, see above.
+            let (x, out) = unsafe { (self.rows(x, &(from..from + 1)), self.rows_mut(out, &(to..to + 1))) };
+            out.copy_from_slice(x);
+        }
+    }
+
+    fn layer_norm(&self, worker: Worker<'_>, out: Value, x: Value, weight: WeightId, bias: WeightId, eps: f32) {
+        let (weight, bias) = (&self.vectors[weight.0 as usize], &self.vectors[bias.0 as usize]);
+        let rows = self.share(worker, out);
+        // SAFETY: this worker's rows, see above.
+        let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
+        for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+            vecmath::layer_norm(self.isa, x, weight, bias, eps, out);
         }
     }
 
@@ -267,6 +298,10 @@ impl Run<'_> {
         match act {
             Activation::Silu => vecmath::gated_silu(self.isa, gate, up, out),
             Activation::GeluTanh => vecmath::gated_gelu(self.isa, gate, up, out),
+            Activation::GeluErf | Activation::Tanh => {
+                vecmath::activate(self.isa, act, gate, out);
+                vecmath::multiply(self.isa, up, out);
+            }
         }
     }
 
@@ -291,7 +326,7 @@ impl Run<'_> {
         let attend = Attend {
             rows: match self.schedule.rows_of[q.0 as usize] {
                 Rows::Outputs => QueryRows::outputs(self.step),
-                // Rows of experts do not attend.
+                // Rows of experts do not attend, nor do those with logits.
                 _ => QueryRows::all(self.step),
             },
             // SAFETY: nobody writes `q`, see above.
@@ -326,7 +361,7 @@ impl Run<'_> {
 
     /// Rows that `value` has in this step.
     pub(super) fn count(&self, value: Value) -> usize {
-        self.rows_of(value).count(self.step.tokens.len(), self.step.outputs.len())
+        self.rows_of(value).count(self.step.tokens.len(), self.step.outputs.len(), self.step.logits.len())
     }
 
     pub(super) fn rows_of(&self, value: Value) -> Rows {

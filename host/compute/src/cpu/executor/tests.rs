@@ -26,9 +26,19 @@ impl AttentionKernels for NoAttention {
 const E: usize = 96;
 const F: usize = 160;
 const VOCAB: usize = 50;
+const PLACES: usize = 60;
 
-/// Every operation but the cache's: rope, per-head norms, both activations, bias, cap, scale, columns.
+/// Every operation but the cache's.
 fn build() -> Graph {
+    graph(|_, x| x)
+}
+
+/// The same with a head over chosen outputs.
+fn build_with_chosen_logits() -> Graph {
+    graph(GraphBuilder::select_logits)
+}
+
+fn graph(choose: impl Fn(&mut GraphBuilder, Value) -> Value) -> Graph {
     let mut b = GraphBuilder::new();
     let table = b.weight("token_embd.weight", E, VOCAB);
     let rope = Rope {
@@ -40,6 +50,12 @@ fn build() -> Graph {
     };
     let rope = b.rope(rope);
     let x = b.embed(table, 3.0);
+    let (places, types) = (b.weight("position_embd.weight", E, PLACES), b.weight("token_types.weight", E, 2));
+    let (place, ty) = (b.embed_by(places, RowIndex::Position), b.embed_by(types, RowIndex::TokenType));
+    let (x, types) = (b.add(x, place), ty);
+    let x = b.add(x, types);
+    let (layer_norm, layer_bias) = (b.vector("layer_norm.weight", E), b.vector("layer_norm.bias", E));
+    let x = b.layer_norm(x, layer_norm, layer_bias, 1e-5);
     let norm = b.vector("norm", E);
     let head_norm = b.vector("head_norm", 32);
     let a = b.rms_norm(x, norm, 1e-5);
@@ -56,14 +72,21 @@ fn build() -> Graph {
     let (g, u) = (b.matmul(f, gate), b.matmul(f, up));
     let silu = b.gated_act(g, u, Activation::Silu);
     let gelu = b.gated_act(u, g, Activation::GeluTanh);
+    let erf = b.gated_act(g, u, Activation::GeluErf);
+    let plain = b.act(u, Activation::GeluErf);
+    let tanh = b.act(g, Activation::Tanh);
     let both = b.add(silu, gelu);
+    let both = b.add(both, erf);
+    let both = b.add(both, plain);
+    let both = b.add(both, tanh);
     let parts = b.columns(f, 0, 5);
     let both = b.gate(both, parts);
     let f = b.matmul(both, down);
     let x = b.add(x, f);
     let x = b.select_outputs(x);
     let x = b.rms_norm(x, norm, 1e-5);
-    let logits = b.matmul(x, table);
+    let chosen = choose(&mut b, x);
+    let logits = b.matmul(chosen, table);
     let logits = b.scale(logits, 0.5);
     let logits = b.soft_cap(logits, 30.0);
     b.finish(x, logits)
@@ -89,14 +112,18 @@ fn executor(graph: Graph, weights: Vec<Weight>, threads: usize) -> Executor {
 
 fn step(tokens: &[u32], outputs: &[u32]) -> Step {
     let positions = (0..tokens.len() as u32).map(|p| 7 + 3 * p).collect();
-    Step { tokens: tokens.to_vec(), positions, outputs: outputs.to_vec(), ..Step::default() }
+    let token_types = (0..tokens.len() as u32).map(|p| p % 2).collect();
+    Step { tokens: tokens.to_vec(), positions, token_types, outputs: outputs.to_vec(), ..Step::default() }
 }
 
 /// The forward pass of one row in f64, operation by operation as `graph.rs` words them.
-fn oracle(graph: &Graph, weights: &[Weight], token: u32, position: u32) -> Vec<f64> {
+fn oracle(graph: &Graph, weights: &[Weight], step: &Step, row: usize) -> Vec<f64> {
+    let (token, position) = (step.tokens[row], step.positions[row]);
     let weight = |w: WeightId| weights[w.0 as usize].to_f32().into_iter().map(f64::from).collect::<Vec<f64>>();
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); graph.widths.len()];
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let erf = |x: f64| 1.0 - libm_erfc(x);
+    let gelu_erf = |x: f64| 0.5 * x * (1.0 + erf(x / 2f64.sqrt()));
     let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
     for op in &graph.ops {
         let of = |v: Value| values[v.0 as usize].clone();
@@ -104,6 +131,16 @@ fn oracle(graph: &Graph, weights: &[Weight], token: u32, position: u32) -> Vec<f
         let result = match *op {
             Op::Embed { table, scale, .. } => {
                 weight(table).chunks(E).nth(token as usize).unwrap().iter().map(|v| v * f64::from(scale)).collect()
+            }
+            Op::EmbedBy { table, index, .. } => {
+                weight(table).chunks(E).nth(step.index(index, row) as usize).unwrap().to_vec()
+            }
+            Op::LayerNorm { x, weight: w, bias, eps, .. } => {
+                let (x, w, b) = (of(x), weight(w), weight(bias));
+                let mean = x.iter().sum::<f64>() / x.len() as f64;
+                let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
+                let scale = 1.0 / (variance + f64::from(eps)).sqrt();
+                x.iter().zip(w.iter().zip(&b)).map(|(x, (w, b))| (x - mean) * scale * w + b).collect()
             }
             Op::RmsNorm { x, weight: w, eps, group, .. } => {
                 let w = w.map_or(vec![1.0; group], weight);
@@ -143,10 +180,16 @@ fn oracle(graph: &Graph, weights: &[Weight], token: u32, position: u32) -> Vec<f
             Op::GatedAct { gate, up, act: Activation::GeluTanh, .. } => {
                 pairs(gate, up).into_iter().map(|(g, u)| gelu(g) * u).collect()
             }
+            Op::GatedAct { gate, up, act: Activation::GeluErf, .. } => {
+                pairs(gate, up).into_iter().map(|(g, u)| gelu_erf(g) * u).collect()
+            }
+            Op::Act { x, act: Activation::GeluErf, .. } => of(x).into_iter().map(gelu_erf).collect(),
+            Op::Act { x, act: Activation::Tanh, .. } => of(x).into_iter().map(f64::tanh).collect(),
+            Op::GatedAct { .. } | Op::Act { .. } => unreachable!("not in this graph"),
             Op::Add { a, b, .. } => pairs(a, b).into_iter().map(|(a, b)| a + b).collect(),
             Op::Scale { x, factor, .. } => of(x).iter().map(|v| v * f64::from(factor)).collect(),
             Op::SoftCap { x, cap, .. } => of(x).iter().map(|v| f64::from(cap) * (v / f64::from(cap)).tanh()).collect(),
-            Op::SelectOutputs { x, .. } => of(x),
+            Op::SelectOutputs { x, .. } | Op::SelectLogits { x, .. } => of(x),
             Op::Columns { out, x, start } => of(x)[start..start + graph.width(out)].to_vec(),
             Op::Gate { x, gate, .. } => {
                 let (x, gate) = (of(x), of(gate));
@@ -171,7 +214,7 @@ fn every_row_operation_matches_f64_whatever_the_threads() {
         let outputs = executor.run(&step).unwrap();
         assert_eq!(outputs.rows(), 3);
         for (i, row) in [0usize, 3, 4].into_iter().enumerate() {
-            let expected = oracle(&graph, &weights, step.tokens[row], step.positions[row]);
+            let expected = oracle(&graph, &weights, &step, row);
             for (found, expected) in outputs.logits(i).iter().zip(&expected) {
                 assert!(
                     (f64::from(*found) - expected).abs() < 1e-4,
@@ -180,6 +223,71 @@ fn every_row_operation_matches_f64_whatever_the_threads() {
             }
         }
     }
+}
+
+/// The complementary error function by its continued fraction or its series.
+fn libm_erfc(x: f64) -> f64 {
+    let z = x.abs();
+    let tail = match z < 2.0 {
+        true => {
+            let mut term = z;
+            let mut sum = z;
+            for n in 1..60 {
+                term *= -z * z / f64::from(n);
+                sum += term / f64::from(2 * n + 1);
+            }
+            1.0 - 2.0 / std::f64::consts::PI.sqrt() * sum
+        }
+        false => {
+            let fraction = (1..80).rev().fold(0.0, |f, k| f64::from(k) / 2.0 / (z + f));
+            (-z * z).exp() / std::f64::consts::PI.sqrt() / (z + fraction)
+        }
+    };
+    if x < 0.0 { 2.0 - tail } else { tail }
+}
+
+#[test]
+fn outputs_without_logits_have_their_hidden_state_and_may_be_as_many_as_tokens() {
+    let all = build();
+    let graph = build_with_chosen_logits();
+    let weights = bind(&all, WeightType::F32, 5);
+    let tokens: Vec<u32> = (0..16).collect();
+    let mut whole = executor(all, weights.clone(), 2);
+    let mut chosen = executor(graph, weights, 2);
+    let rows: Vec<u32> = (0..16).collect();
+    let mut step_chosen = step(&tokens, &rows);
+    step_chosen.logits = vec![2, 15];
+    let found = chosen.run(&step_chosen).unwrap();
+    assert_eq!(found.rows(), 16);
+    for first in [0, 8] {
+        let rows: Vec<u32> = (first..first + 8).collect();
+        let some = step(&tokens, &rows);
+        let expected = whole.run(&some).unwrap();
+        for (i, row) in rows.iter().map(|&r| r as usize).enumerate() {
+            assert_eq!(found.hidden(row), expected.hidden(i));
+            match row {
+                2 | 15 => assert_eq!(found.logits(row), expected.logits(i)),
+                _ => assert!(found.logits(row).is_empty()),
+            }
+        }
+    }
+    step_chosen.logits = vec![2, 16];
+    assert!(chosen.run(&step_chosen).unwrap_err().to_string().contains("output with logits 16"));
+    step_chosen.logits = (0..9).collect();
+    assert!(chosen.run(&step_chosen).unwrap_err().to_string().contains("9 outputs with logits"));
+}
+
+#[test]
+fn positions_and_token_types_beyond_their_tables_are_refused() {
+    let graph = build();
+    let weights = bind(&graph, WeightType::F32, 8);
+    let mut executor = executor(graph, weights, 1);
+    let mut far = step(&[1, 2], &[0]);
+    far.positions[1] = PLACES as u32;
+    assert_eq!(executor.run(&far).unwrap_err().to_string(), "row 1 has position 60, but the model knows only 60");
+    let mut third = step(&[1, 2], &[0]);
+    third.token_types[0] = 2;
+    assert_eq!(executor.run(&third).unwrap_err().to_string(), "row 0 has token type 2, but the model knows only 2");
 }
 
 #[test]
@@ -198,6 +306,7 @@ fn rows_alone_and_together_give_the_same_bits_for_quantised_weights() {
         for row in 0..7 {
             let mut alone = step(&tokens[row..row + 1], &[0]);
             alone.positions = vec![all.positions[row]];
+            alone.token_types = vec![all.token_types[row]];
             assert_eq!(executor.run(&alone).unwrap().logits(0), together[row], "{ty} row {row}");
         }
     }
@@ -212,7 +321,7 @@ fn quantised_weights_give_the_logits_of_their_values() {
         let mut executor = executor(graph.clone(), weights.clone(), 2);
         let outputs = executor.run(&step).unwrap();
         for row in 0..2 {
-            let expected = oracle(&graph, &weights, step.tokens[row], step.positions[row]);
+            let expected = oracle(&graph, &weights, &step, row);
             let size = (expected.iter().map(|v| v * v).sum::<f64>() / expected.len() as f64).sqrt();
             let found = outputs.logits(row).iter().map(|v| f64::from(*v));
             let error = found.zip(&expected).map(|(f, e)| (f - e).powi(2)).sum::<f64>() / expected.len() as f64;

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::AdmissionDecider;
 use crate::api::{Command, EngineError, Event, Finish, GenerateRequest, Pooling, RequestId, TokenProbs};
-use crate::engine::{Engine, EngineConfig, EngineParts};
+use crate::engine::{Engine, EngineConfig, EngineParts, ModelKind};
 use crate::runner::{StepOutputs, StepRunner};
 use crate::sampling::SamplingParams;
 use crate::scheduler::StepBudget;
@@ -210,6 +210,7 @@ impl Rig {
             recent_sequences: 8,
             step_tokens: sizes.n_batch,
             rollback_tokens: 1,
+            whole_texts: false,
         })
         .unwrap();
         let (permit, permits) = std_mpsc::channel();
@@ -229,6 +230,7 @@ impl Rig {
                 max_queue: sizes.max_queue,
                 budget,
                 pooling: Pooling::Mean,
+                model: ModelKind::Generator,
             },
             cache,
             runner: Box::new(runner),

@@ -116,8 +116,9 @@ fn embeddings_pool_the_hidden_states() {
     let rig = Rig::new(Sizes { n_batch: 32, ..Sizes::default() });
     let tokens = prompt(1, 100);
     let talker = rig.start(request(prompt(2, 100), 50));
-    let embed =
-        |pooling| rig.ask(|reply| Command::Embed(EmbedRequest { tokens: tokens.clone(), pooling }, reply)).unwrap();
+    let embed = |pooling| {
+        rig.ask(|reply| Command::Embed(EmbedRequest { tokens: tokens.clone(), pooling, second: None }, reply)).unwrap()
+    };
     let last = *tokens.last().unwrap() as f32;
     assert_eq!(embed(Some(Pooling::Last)).vectors, [[100.0, last]]);
     assert_eq!(embed(Some(Pooling::Cls)).vectors, [[1.0, tokens[0] as f32]]);
@@ -127,10 +128,38 @@ fn embeddings_pool_the_hidden_states() {
     let mean = embed(None).vectors;
     assert!((mean[0][0] - 50.5).abs() < 1e-3, "{mean:?}");
     assert_eq!(talker.answer().unwrap().tokens.len(), 50);
-    let empty = rig.ask(|reply| Command::Embed(EmbedRequest { tokens: Vec::new(), pooling: None }, reply));
+    let empty =
+        rig.ask(|reply| Command::Embed(EmbedRequest { tokens: Vec::new(), pooling: None, second: None }, reply));
     assert!(matches!(empty, Err(EngineError::Invalid { .. })));
-    let long = rig.ask(|reply| Command::Embed(EmbedRequest { tokens: vec![1; 1025], pooling: None }, reply));
+    let long =
+        rig.ask(|reply| Command::Embed(EmbedRequest { tokens: vec![1; 1025], pooling: None, second: None }, reply));
     assert!(matches!(long, Err(EngineError::ExceedsContext { .. })));
+    rig.close();
+}
+
+#[test]
+fn many_short_texts_share_steps() {
+    let mut rig = Rig::new(Sizes { held: true, n_batch: 256, ..Sizes::default() });
+    let texts: Vec<Vec<u32>> = (0..20).map(|i| prompt(i, 5 + i as usize)).collect();
+    let answers: Vec<_> = texts
+        .iter()
+        .map(|tokens| {
+            let (reply, answer) = tokio::sync::oneshot::channel();
+            let request = EmbedRequest { tokens: tokens.clone(), pooling: Some(Pooling::Mean), second: None };
+            rig.commands.send(Command::Embed(request, reply)).ok().unwrap();
+            answer
+        })
+        .collect();
+    rig.let_go();
+    for (tokens, answer) in texts.iter().zip(answers) {
+        let vectors = answer.blocking_recv().unwrap().unwrap().vectors;
+        let n = tokens.len() as f32;
+        assert!((vectors[0][0] - (n + 1.0) / 2.0).abs() < 1e-3, "{vectors:?}");
+    }
+    let steps = rig.watch.steps.lock().unwrap().clone();
+    assert_eq!(steps.iter().sum::<usize>(), texts.iter().map(Vec::len).sum::<usize>());
+    // The engine may have begun with the first texts before the others came.
+    assert!(steps.len() <= 4, "{steps:?}");
     rig.close();
 }
 
