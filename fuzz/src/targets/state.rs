@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::io::Cursor;
 use std::sync::Arc;
 
-use opencoti_compute::graph::KvGeometry;
-use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, ModelFingerprint, Outputs};
+use opencoti_compute::graph::{KvGeometry, StateGeometry};
+use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, ModelFingerprint, Outputs, StateConfig};
 use opencoti_plugin_api::host::{CodecPlugin, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::Side;
 use sha2::{Digest, Sha256};
@@ -27,7 +27,7 @@ fn model() -> ModelFingerprint {
     ModelFingerprint { name: "fuzzed".to_owned(), digest: [3; 32] }
 }
 
-/// A small cache with a full and a windowed group.
+/// A small cache with a full and a windowed group, and recurrent state.
 fn cache() -> Option<Cache> {
     let plugin = CodecPlugin::new(Instance::create(opencoti_kv_scalar::root(), "{}", Arc::new(NoSink)).ok()?).ok()?;
     let group = |name: &str, window| {
@@ -47,6 +47,12 @@ fn cache() -> Option<Cache> {
         step_tokens: 512,
         rollback_tokens: 1,
         whole_texts: false,
+        snapshots: 3,
+        states: StateConfig {
+            layers: vec![StateGeometry { conv: 2, recurrent: 3 }],
+            rollback: 1,
+            idle_planes: 4,
+        },
     })
     .ok()
 }
@@ -55,10 +61,11 @@ fn seeds() -> Vec<Vec<u8>> {
     [1u32, 130, 300].into_iter().filter_map(saved).collect()
 }
 
-/// The state of a sequence of `n` tokens.
+/// The state of a sequence of `n` tokens, with snapshots in the middle and before the last one.
 fn saved(n: u32) -> Option<Vec<u8>> {
     let mut cache = cache()?;
     let seq = cache.create();
+    cache.keep_snapshots(seq, &[n as usize / 2, n as usize - 1]).ok()?;
     let tokens: Vec<u32> = (0..n).collect();
     let planned = cache.plan(&[BatchItem { seq, tokens: &tokens, outputs: Outputs::None }]).ok()?;
     cache.commit(planned.id).ok()?;
@@ -88,7 +95,7 @@ fn run(input: &[u8]) -> String {
         let outcome = match cache.restore(&mut Cursor::new(&bytes), &model()) {
             Err(e) => e.to_string(),
             Ok(seq) => {
-                cache.release(seq).expect("a restored sequence can be released");
+                cache.erase(seq).expect("a restored sequence can be erased");
                 "restored".to_owned()
             }
         };

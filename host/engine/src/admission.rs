@@ -4,7 +4,7 @@
 //! [`AdmissionDecider`], so that it depends on no plugin loader. A policy that fails is answered for by the built-in
 //! rule, which is what the policy's contract promises.
 
-use opencoti_kv::StoreStats;
+use opencoti_kv::{Cache, StoreStats};
 use opencoti_plugin_api::admission::{Decision, Request, Snapshot, Store, Verdict};
 use opencoti_plugin_api::host::AdmissionPlugin;
 
@@ -82,8 +82,9 @@ pub(crate) fn retry_after(seconds: f32) -> u32 {
     (seconds.ceil() as u32).max(1)
 }
 
-/// The stores in tokens, as a policy sees them.
-pub(crate) fn stores(stats: &[StoreStats]) -> Vec<Store> {
+/// The stores of a cache in tokens, as a policy sees them. Recurrent state is one too, of planes: a sequence needs one
+/// for each of its tokens, but never more than its window, the planes of a step.
+pub(crate) fn stores(cache: &Cache) -> Vec<Store> {
     let tokens = |pages: usize| StoreStats::tokens(pages) as u64;
     let store = |s: &StoreStats| Store {
         name: s.name.clone(),
@@ -92,7 +93,14 @@ pub(crate) fn stores(stats: &[StoreStats]) -> Vec<Store> {
         reclaimable: tokens(s.available_reclaimable()),
         window: s.window.unwrap_or(0) as u64,
     };
-    stats.iter().map(store).collect()
+    let state = cache.state_stats().map(|s| Store {
+        name: "state".to_owned(),
+        total: s.total as u64,
+        free: s.available.saturating_sub(s.reclaimable) as u64,
+        reclaimable: s.available.min(s.reclaimable) as u64,
+        window: s.per_sequence as u64,
+    });
+    cache.stats().iter().map(store).chain(state).collect()
 }
 
 #[cfg(test)]

@@ -356,6 +356,25 @@ pub struct StoreStats {
     pub cells_reclaimable: u64,
     /// Bytes of the store.
     pub bytes: u64,
+    /// Whether the codecs of keys and values compute on their tiles; the tiles of others are decoded first.
+    pub cpu_tiles: (bool, bool),
+}
+
+/// The store of recurrent state. A plane is the state of one sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateStats {
+    /// Recurrent layers.
+    pub n_layers: u32,
+    /// Bytes of a plane.
+    pub plane_bytes: u64,
+    /// Planes.
+    pub planes_total: u64,
+    /// In use, those of retained prefixes and snapshots included.
+    pub planes_used: u64,
+    /// Used by more than one sequence.
+    pub planes_shared: u64,
+    /// Used only by retained prefixes and snapshots.
+    pub planes_reclaimable: u64,
 }
 
 /// Numbers of the moment.
@@ -363,6 +382,10 @@ pub struct StoreStats {
 pub struct Stats {
     /// The stores.
     pub stores: Vec<StoreStats>,
+    /// Recurrent state; `None` for a model without recurrent layers.
+    pub state: Option<StateStats>,
+    /// Snapshots kept at positions of prompts.
+    pub snapshots: u32,
     /// Requests in slots.
     pub processing: u32,
     /// Requests waiting.

@@ -17,7 +17,7 @@ use opencoti_engine::api::{
 use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::vocab::Vocab;
-use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
+use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint, StateConfig};
 use opencoti_model::Model;
 use opencoti_model::chat::ChatTemplate;
 use opencoti_plugin_api::Error;
@@ -150,6 +150,8 @@ fn engine_with(name: &str, capacity: usize, codecs: &CodecPlugin) -> (EngineHand
         step_tokens: N_BATCH,
         rollback_tokens: 1,
         whole_texts: false,
+        snapshots: 0,
+        states: StateConfig::of(&model.graph),
     });
     let config = Config { threads: 2, max_rows: N_BATCH, max_outputs: N_BATCH };
     let attention = Box::new(Attention::new(&model.graph));

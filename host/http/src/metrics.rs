@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use opencoti_engine::api::{Stats, StoreStats};
+use opencoti_engine::api::{StateStats, Stats, StoreStats};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -76,8 +76,13 @@ fn labels<const N: usize>(pairs: [(&str, &str); N]) -> String {
 fn gauges(stats: &Stats, described: &Value, http_running: usize) -> String {
     let mut out = String::new();
     stores(&mut out, stats);
+    codecs(&mut out, stats);
+    if let Some(state) = &stats.state {
+        states(&mut out, state);
+    }
     for (name, help, value) in [
         ("opencoti_sequences_retained", "Sequences kept for their prefix.", stats.retained as usize),
+        ("opencoti_snapshots", "Snapshots kept at positions of prompts.", stats.snapshots as usize),
         ("opencoti_requests_processing", "Requests in slots.", stats.processing as usize),
         ("opencoti_requests_deferred", "Requests that wait.", stats.deferred as usize),
         ("opencoti_http_requests_running", "HTTP requests with a generation.", http_running),
@@ -114,6 +119,33 @@ fn stores(out: &mut String, stats: &Stats) {
     for (name, help, count) in families {
         let samples = stats.stores.iter().map(|store| (labels([("store", &store.name)]), count(store) as f64));
         family(out, name, "gauge", help, &samples.collect::<Vec<_>>());
+    }
+}
+
+/// Which codecs compute on their tiles.
+fn codecs(out: &mut String, stats: &Stats) {
+    let mut samples = Vec::new();
+    for store in &stats.stores {
+        let sides = [("k", &store.codecs.0, store.cpu_tiles.0), ("v", &store.codecs.1, store.cpu_tiles.1)];
+        for (side, codec, computes) in sides {
+            let labels = labels([("store", &store.name), ("side", side), ("codec", codec)]);
+            samples.push((labels, f64::from(u8::from(computes))));
+        }
+    }
+    let help = "0 for a codec without CPU tiles: its tiles are decoded before they are read.";
+    family(out, "opencoti_kv_codec_cpu_tiles", "gauge", help, &samples);
+}
+
+/// Recurrent state, in planes: each is the state of one sequence.
+fn states(out: &mut String, state: &StateStats) {
+    for (name, help, value) in [
+        ("opencoti_state_planes_total", "Planes of recurrent state.", state.planes_total),
+        ("opencoti_state_planes_used", "Planes in use, retained prefixes included.", state.planes_used),
+        ("opencoti_state_planes_shared", "Planes that several sequences use.", state.planes_shared),
+        ("opencoti_state_planes_reclaimable", "Planes that only retained prefixes use.", state.planes_reclaimable),
+        ("opencoti_state_bytes", "Bytes of all planes.", state.plane_bytes.saturating_mul(state.planes_total)),
+    ] {
+        family(out, name, "gauge", help, &[(String::new(), value as f64)]);
     }
 }
 

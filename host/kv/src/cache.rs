@@ -1,5 +1,7 @@
 //! The cache: stores and sequences, and what keeps them consistent.
 
+use std::collections::VecDeque;
+
 use opencoti_compute::plan::StoreView;
 use opencoti_plugin_api::PAGE_TOKENS;
 
@@ -9,6 +11,7 @@ use crate::error::{ConfigError, KvError};
 use crate::planning::Pending;
 use crate::prefix::{self, Prefix};
 use crate::sequence::{PageEntry, Phase, Promise, SeqId, Sequence, Sequences, Table, first_held};
+use crate::states::StateStore;
 use crate::store::Store;
 
 /// Pages, sequences and the step that is being run.
@@ -17,6 +20,8 @@ pub struct Cache {
     pub(crate) stores: Vec<Store>,
     /// The store in which each group's new pages are.
     pub(crate) active: Vec<usize>,
+    /// Recurrent state, if the model has any.
+    pub(crate) states: Option<StateStore>,
     pub(crate) sequences: Sequences,
     pub(crate) pending: Option<Pending>,
     pub(crate) steps: u64,
@@ -27,14 +32,7 @@ impl Cache {
     /// Allocates every store, or says what is wrong with the sizes.
     pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        let mut asked = 0u64;
-        for group in &config.groups {
-            let plan = config.store_plan(group)?;
-            asked = (plan.page_bytes as u64)
-                .checked_mul(plan.n_pages as u64)
-                .and_then(|bytes| bytes.checked_add(asked))
-                .ok_or_else(|| ConfigError::TooLarge { group: group.name.clone() })?;
-        }
+        let asked = config.bytes()?;
         if let Some(available) = arena::available_bytes().filter(|&available| asked > available) {
             return Err(ConfigError::Memory { asked, available });
         }
@@ -43,6 +41,7 @@ impl Cache {
         Ok(Cache {
             active: (0..stores.len()).collect(),
             stores,
+            states: StateStore::new(&config)?,
             config,
             sequences: Sequences::default(),
             pending: None,
@@ -70,6 +69,11 @@ impl Cache {
             committed: 0,
             tables: vec![Table::new(); n_groups],
             promises: vec![Promise::default(); n_groups],
+            planes: VecDeque::new(),
+            writing: Vec::new(),
+            plane_quota: 0,
+            wishes: Vec::new(),
+            is_snapshot: false,
             phase: Phase::Live,
             in_flight: false,
             last_used,
@@ -77,15 +81,15 @@ impl Cache {
     }
 
     /// Starts a request: a sequence that begins with `prefix`, if there is one, with room promised for `new_tokens`
-    /// more in every store at once. An idle sequence of which the prefix is the whole is taken over, any other is
-    /// forked. A fork goes on in a page of its own; where that page is missing, an idle donor gives up what it has
+    /// more in every store at once. An idle sequence of which the prefix is the whole is taken over, any other and a
+    /// snapshot are forked. A fork goes on in a page of its own; where that page is missing, an idle donor gives up what it has
     /// beyond the prefix, or the sequence starts without the prefix: [`Cache::committed`] says what it begins with. On
     /// an error nothing has changed.
     pub fn admit(&mut self, prefix: Option<Prefix>, new_tokens: usize) -> Result<SeqId, KvError> {
         let Some(Prefix { donor, tokens }) = prefix else { return self.admit_fresh(new_tokens) };
         let source = self.sequences.get(donor)?;
         let idle = source.phase == Phase::Idle;
-        let attempt = match idle && source.committed == tokens {
+        let attempt = match idle && source.committed == tokens && !source.is_snapshot {
             true => self.take_over(donor, tokens, new_tokens),
             false => self.admit_fork(donor, tokens, new_tokens),
         };
@@ -133,15 +137,31 @@ impl Cache {
             }
             promises.push(promise);
         }
+        let plane_quota = self.plane_quota(new_tokens);
+        self.check_new_planes(usize::from(n > 0).max(plane_quota))?;
         let now = self.tick();
         let sequence = self.sequences.get_mut(seq)?;
         for (group, table) in tables.iter().enumerate() {
             for dropped in sequence.tables[group].iter().skip(table.len()) {
                 self.stores[dropped.store as usize].drop_idle(dropped.page, seq.index);
             }
-            table.iter().for_each(|e| self.stores[e.store as usize].wake(e.page));
-            self.stores[self.active[group]].promised += promises[group].open();
+            table.iter().for_each(|e| self.stores[e.store as usize].pool.wake(e.page));
+            self.stores[self.active[group]].pool.promised += promises[group].open();
         }
+        if let Some(states) = &mut self.states {
+            sequence.planes.retain(|entry| {
+                let kept = entry.at as usize == n;
+                if kept {
+                    states.pool.wake(entry.plane);
+                } else {
+                    states.pool.drop_idle(entry.plane);
+                }
+                kept
+            });
+            sequence.plane_quota = plane_quota;
+            states.pool.promised += sequence.plane_promise().open();
+        }
+        sequence.is_snapshot = false;
         sequence.tables = tables;
         sequence.promises = promises;
         sequence.tokens.truncate(n);
@@ -152,7 +172,8 @@ impl Cache {
     }
 
     /// A new sequence of the first `n` tokens of `donor`, at any token and without a copy: it reads the donor's pages
-    /// and goes on in its own. Fails when these tokens are not written, or when a window has released them.
+    /// and goes on in its own; the recurrent state is shared too. Fails when these tokens are not written, when a window
+    /// has released them, or when the donor has no recurrent state after them.
     pub fn fork(&mut self, donor: SeqId, n: usize) -> Result<SeqId, KvError> {
         let source = self.sequences.get(donor)?;
         let refuse = |reason| KvError::CannotShare { donor, asked: n, reason };
@@ -165,8 +186,11 @@ impl Cache {
         if self.config.whole_texts {
             return Err(refuse("each of its tokens has seen all of them"));
         }
-        if self.feasible(source, n) != n {
+        if !self.windows_reach_back(source, n) {
             return Err(refuse("its sliding window has released tokens that they need"));
+        }
+        if self.feasible(source, n) != n {
+            return Err(refuse("it keeps no recurrent state after them"));
         }
         let tables: Vec<Table> = (0..self.active.len()).map(|group| self.shared_table(source, group, n)).collect();
         for (group, table) in tables.iter().enumerate() {
@@ -176,22 +200,47 @@ impl Cache {
                 return Err(store.full(asked).into());
             }
         }
+        let plane = source.planes.iter().find(|p| p.at as usize == n).copied();
+        self.check_new_planes(usize::from(plane.is_some()))?;
         let tokens = source.tokens[..n].to_vec();
         for entry in tables.iter().flatten() {
             self.stores[entry.store as usize].share(entry.page, entry.len, donor.index);
         }
-        let last_used = self.tick();
-        self.sequences.get_mut(donor)?.last_used = last_used;
+        self.touch(donor)?;
         let seq = self.create();
         let child = self.sequences.get_mut(seq)?;
         child.committed = n;
         child.tokens = tokens;
         child.tables = tables;
+        if let (Some(states), Some(plane)) = (&mut self.states, plane) {
+            states.pool.share(plane.plane);
+            child.planes.push_back(plane);
+        }
         Ok(seq)
     }
 
-    /// Promises a running sequence the pages for `new_tokens` more; replaces what was promised before. What it has not
-    /// taken when it is released or retained is given back.
+    /// Marks a sequence as just used.
+    pub(crate) fn touch(&mut self, seq: SeqId) -> Result<(), KvError> {
+        let now = self.tick();
+        self.sequences.get_mut(seq)?.last_used = now;
+        Ok(())
+    }
+
+    /// Planes to be promised with room for `new_tokens`.
+    fn plane_quota(&self, new_tokens: usize) -> usize {
+        self.states.as_ref().filter(|_| new_tokens > 0).map_or(0, |s| s.quota)
+    }
+
+    /// Fails when so many more planes can't be held or promised.
+    pub(crate) fn check_new_planes(&self, asked: usize) -> Result<(), KvError> {
+        match &self.states {
+            Some(states) if asked > states.headroom() => Err(states.full(asked).into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Promises a running sequence the pages for `new_tokens` more, and the planes that it works on; replaces what was
+    /// promised before. What it has not taken when it is released or retained is given back.
     pub fn reserve(&mut self, seq: SeqId, new_tokens: usize) -> Result<(), KvError> {
         let sequence = self.live(seq)?;
         let mut promises = Vec::with_capacity(self.active.len());
@@ -204,24 +253,40 @@ impl Cache {
             }
             promises.push(promise);
         }
+        let quota = self.plane_quota(new_tokens);
+        let open = Promise { quota, ..sequence.plane_promise() }.open();
+        self.check_new_planes(open.saturating_sub(sequence.plane_promise().open()))?;
         let sequence = self.sequences.get_mut(seq)?;
         for (group, promise) in promises.into_iter().enumerate() {
-            let store = &mut self.stores[self.active[group]];
-            store.promised = store.promised - sequence.promises[group].open() + promise.open();
+            let pool = &mut self.stores[self.active[group]].pool;
+            pool.promised = pool.promised - sequence.promises[group].open() + promise.open();
             sequence.promises[group] = promise;
         }
+        self.change_planes(seq, |_, sequence| sequence.plane_quota = quota)?;
         Ok(())
     }
 
-    /// Shortens a sequence to at most `n` tokens and returns how many were kept. That is `n`, or 0 where a sliding
-    /// window has released what the tokens after `n` need; the last `rollback_tokens` can always be taken back.
+    /// Shortens a sequence to at most `n` tokens and returns how many were kept: the caller goes on from there. That is
+    /// `n`, but 0 where a sliding window has released what the tokens after `n` need (the last `rollback_tokens` can
+    /// always be taken back), and with recurrent state the nearest position before it of which there is a plane, in
+    /// this sequence or in another one that begins alike.
     pub fn truncate(&mut self, seq: SeqId, n: usize) -> Result<usize, KvError> {
         let sequence = self.live(seq)?;
         if sequence.in_flight {
             return Err(KvError::InFlight(seq));
         }
-        let kept = self.feasible(sequence, n.min(sequence.committed));
+        let n = n.min(sequence.committed);
+        let own = self.feasible(sequence, n);
+        let Some(found) = self.nearest_plane(seq, own, n)? else {
+            self.cut(seq, own)?;
+            return Ok(own);
+        };
+        let kept = found.at as usize;
         self.cut(seq, kept)?;
+        self.change_planes(seq, |states, sequence| {
+            states.pool.share(found.plane);
+            sequence.planes.push_back(found);
+        })?;
         Ok(kept)
     }
 
@@ -239,6 +304,19 @@ impl Cache {
         Ok(())
     }
 
+    /// Ends a sequence, and drops the snapshots that no other sequence begins with.
+    pub fn erase(&mut self, seq: SeqId) -> Result<(), KvError> {
+        let tokens = self.sequences.get(seq)?.tokens.clone();
+        self.release(seq)?;
+        let others = || self.sequences.iter().map(|(_, s)| s).filter(|s| !s.is_snapshot && s.phase != Phase::Doomed);
+        let orphan = |s: &Sequence| {
+            s.is_snapshot && tokens.starts_with(&s.tokens) && !others().any(|o| o.tokens.starts_with(&s.tokens))
+        };
+        let orphans: Vec<SeqId> = self.idle().filter(|(_, s)| orphan(s)).map(|(seq, _)| seq).collect();
+        orphans.into_iter().for_each(|seq| self.forget(seq));
+        Ok(())
+    }
+
     /// Ends the use of a sequence but keeps it for prefix reuse until its pages are needed.
     pub fn retain(&mut self, seq: SeqId) -> Result<(), KvError> {
         let sequence = self.live(seq)?;
@@ -250,8 +328,10 @@ impl Cache {
         }
         let now = self.tick();
         self.put_to_sleep(seq)?.last_used = now;
-        while self.idle().count() > self.config.recent_sequences {
-            self.evict_lru();
+        while self.idle_sequences() > self.config.recent_sequences {
+            let oldest = self.idle().filter(|(_, s)| !s.is_snapshot).min_by_key(|(_, s)| s.last_used);
+            let Some((oldest, _)) = oldest else { break };
+            self.forget(oldest);
         }
         Ok(())
     }
@@ -261,7 +341,7 @@ impl Cache {
         self.take_over(seq, usize::MAX, 0).map(|_| ())
     }
 
-    /// Drops the idle sequence that was used least recently; `None` when no sequence is idle.
+    /// Drops the idle sequence or snapshot that was used least recently; `None` when there is neither.
     pub fn evict_lru(&mut self) -> Option<SeqId> {
         let (seq, _) = self.idle().min_by_key(|(_, s)| s.last_used)?;
         self.forget(seq);
@@ -270,8 +350,8 @@ impl Cache {
 
     /// Drops the least recently used of the idle sequences that hold a page of a store which no running one holds.
     pub(crate) fn evict_holder(&mut self, store: usize) -> Option<SeqId> {
-        let pages = &self.stores[store].pages;
-        let holds = |e: &PageEntry| e.store as usize == store && pages[e.page as usize].live == 0;
+        let counts = &self.stores[store].pool.counts;
+        let holds = |e: &PageEntry| e.store as usize == store && counts[e.page as usize].live == 0;
         let (seq, _) =
             self.idle().filter(|(_, s)| s.tables.iter().flatten().any(holds)).min_by_key(|(_, s)| s.last_used)?;
         self.forget(seq);
@@ -286,6 +366,13 @@ impl Cache {
         }
         let candidates = self.sequences.iter().filter(|(_, s)| s.phase != Phase::Doomed);
         prefix::longest(candidates, tokens, |sequence, n| self.feasible(sequence, n))
+    }
+
+    /// The most leading ones of `tokens` that some running or idle sequence has written, whether or not it can share
+    /// them.
+    pub fn common_beginning(&self, tokens: &[u32]) -> usize {
+        let written = self.sequences.iter().map(|(_, s)| &s.tokens[..s.committed]);
+        written.map(|other| prefix::common_prefix(other, tokens)).max().unwrap_or(0)
     }
 
     /// Tokens of a sequence, those of a planned step included.
@@ -308,12 +395,12 @@ impl Cache {
         self.sequences.iter().filter(|(_, s)| s.phase != Phase::Idle).count()
     }
 
-    /// Idle sequences.
+    /// Idle sequences, snapshots not included.
     pub fn idle_sequences(&self) -> usize {
-        self.idle().count()
+        self.idle().filter(|(_, s)| !s.is_snapshot).count()
     }
 
-    fn idle(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
+    pub(crate) fn idle(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
         self.sequences.iter().filter(|(_, s)| s.phase == Phase::Idle)
     }
 
@@ -331,11 +418,20 @@ impl Cache {
         self.clock
     }
 
-    /// The most tokens, at most `n`, after which a sequence could go on: 0 or `n`, since a window that reaches back
-    /// far enough for `n` does so for every later one.
-    fn feasible(&self, sequence: &Sequence, n: usize) -> usize {
+    /// The most tokens, at most `n`, after which a sequence could go on: the last that have a plane, in a cache with
+    /// state. A window that does not reach back far enough for them does not for fewer.
+    pub(crate) fn feasible(&self, sequence: &Sequence, n: usize) -> usize {
+        let n = match &self.states {
+            None => n,
+            Some(_) => sequence.planes.iter().rev().map(|p| p.at as usize).find(|&at| at <= n).unwrap_or(0),
+        };
+        if self.windows_reach_back(sequence, n) { n } else { 0 }
+    }
+
+    /// Whether a sequence holds what its windows need to go on after `n` tokens.
+    pub(crate) fn windows_reach_back(&self, sequence: &Sequence, n: usize) -> bool {
         let mut tables = sequence.tables.iter().enumerate();
-        if tables.all(|(group, table)| self.reaches_back(group, first_held(table), n)) { n } else { 0 }
+        n == 0 || tables.all(|(group, table)| self.reaches_back(group, first_held(table), n))
     }
 
     /// Whether a sequence that holds a group's positions from `first` on can go on after `n` tokens.
@@ -348,7 +444,7 @@ impl Cache {
     }
 
     /// The entries that a fork at `n` shares in one group.
-    fn shared_table(&self, source: &Sequence, group: usize, n: usize) -> Table {
+    pub(crate) fn shared_table(&self, source: &Sequence, group: usize, n: usize) -> Table {
         let oldest = self.oldest_needed(group, n);
         let mut table = first_tokens(&source.tables[group], n);
         table.retain(|e| e.end() > oldest);
@@ -383,17 +479,34 @@ impl Cache {
         }
         sequence.tokens.truncate(n);
         sequence.committed = sequence.committed.min(n);
+        self.change_planes(seq, |states, sequence| {
+            while let Some(last) = sequence.planes.back().filter(|p| p.at as usize > n) {
+                states.pool.drop_live(last.plane);
+                sequence.planes.pop_back();
+            }
+        })?;
         Ok(())
     }
 
     /// Makes a running sequence idle and gives back what it was promised.
-    fn put_to_sleep(&mut self, seq: SeqId) -> Result<&mut Sequence, KvError> {
+    pub(crate) fn put_to_sleep(&mut self, seq: SeqId) -> Result<&mut Sequence, KvError> {
+        self.change_planes(seq, |states, sequence| {
+            sequence.plane_quota = 0;
+            sequence.wishes.clear();
+            // What it can be taken back to is of use to a running sequence only.
+            while sequence.planes.len() > 1
+                && let Some(earlier) = sequence.planes.pop_front()
+            {
+                states.pool.drop_live(earlier.plane);
+            }
+            sequence.planes.iter().for_each(|entry| states.pool.sleep(entry.plane));
+        })?;
         let sequence = self.sequences.get_mut(seq)?;
         for entry in sequence.tables.iter().flatten() {
-            self.stores[entry.store as usize].sleep(entry.page);
+            self.stores[entry.store as usize].pool.sleep(entry.page);
         }
         for (group, promise) in sequence.promises.iter_mut().enumerate() {
-            self.stores[self.active[group]].promised -= promise.open();
+            self.stores[self.active[group]].pool.promised -= promise.open();
             *promise = Promise::default();
         }
         sequence.phase = Phase::Idle;
@@ -401,11 +514,16 @@ impl Cache {
     }
 
     /// Removes an idle sequence.
-    fn forget(&mut self, seq: SeqId) {
+    pub(crate) fn forget(&mut self, seq: SeqId) {
         if let Some(sequence) = self.sequences.remove(seq) {
             tracing::debug!(sequence = %seq, tokens = sequence.committed, "forgetting a sequence");
             for entry in sequence.tables.iter().flatten() {
                 self.stores[entry.store as usize].drop_idle(entry.page, seq.index);
+            }
+            for entry in sequence.planes {
+                if let Some(states) = &mut self.states {
+                    states.pool.drop_idle(entry.plane);
+                }
             }
         }
     }
@@ -421,7 +539,7 @@ fn first_tokens(table: &Table, n: usize) -> Table {
 fn cost_of_use(store: &Store, table: &Table) -> usize {
     match store.window {
         Some(_) => table.len(),
-        None => table.iter().filter(|e| store.pages[e.page as usize].live == 0).count(),
+        None => table.iter().filter(|e| store.pool.counts[e.page as usize].live == 0).count(),
     }
 }
 
@@ -455,5 +573,5 @@ pub(crate) fn settle(store: &mut Store, promise: &mut Promise, held: usize, take
         // What a sequence frees itself it may take again.
         None => (promise.drawn + taken).min(promise.quota).saturating_sub(freed),
     };
-    store.promised = store.promised - before + promise.open();
+    store.pool.promised = store.pool.promised - before + promise.open();
 }

@@ -3,7 +3,9 @@
 use opencoti_plugin_api::PAGE_TOKENS;
 
 use crate::cache::Cache;
+use crate::pool::{Counts, Pool};
 use crate::sequence::{Phase, SeqId, Sequence, first_held};
+use crate::states::{STATE, StateStore};
 
 impl Cache {
     /// Recounts everything that is counted and says what is wrong, if anything is. For tests and diagnosis.
@@ -11,6 +13,10 @@ impl Cache {
         for (index, store) in self.stores.iter().enumerate() {
             self.check_store(index).map_err(|e| format!("store `{}`: {e}", store.name))?;
         }
+        if let Some(states) = &self.states {
+            self.check_states(states).map_err(|e| format!("store `{STATE}`: {e}"))?;
+        }
+        ensure(self.snapshots() <= self.config.snapshots, || format!("{} snapshots", self.snapshots()))?;
         for (seq, sequence) in self.sequences.iter() {
             for (group, table) in sequence.tables.iter().enumerate() {
                 let mut position = table.front().map_or(0, |e| e.start_pos);
@@ -35,13 +41,11 @@ impl Cache {
 
     fn check_store(&self, index: usize) -> Result<(), String> {
         let store = &self.stores[index];
-        let mut refs = vec![0u32; store.pages.len()];
-        let mut live = vec![0u32; store.pages.len()];
+        let mut found = vec![Counts::default(); store.pages.len()];
         let mut promised = 0;
         for (seq, sequence) in self.sequences.iter() {
             for entry in sequence.tables.iter().flatten().filter(|e| e.store as usize == index) {
-                refs[entry.page as usize] += 1;
-                live[entry.page as usize] += u32::from(sequence.phase != Phase::Idle);
+                count(&mut found[entry.page as usize], sequence);
             }
             let promises = sequence.promises.iter().enumerate().filter(|(group, _)| self.active[*group] == index);
             for (_, promise) in promises {
@@ -49,15 +53,8 @@ impl Cache {
                 promised += promise.open();
             }
         }
-        let mut is_free = vec![false; store.pages.len()];
-        for &page in &store.free {
-            ensure(!std::mem::replace(&mut is_free[page as usize], true), || format!("page {page} is free twice"))?;
-        }
+        store.pool.check(&found, promised)?;
         for (i, page) in store.pages.iter().enumerate() {
-            ensure(page.refs == refs[i] && page.live == live[i], || {
-                format!("page {i} counts {page:?}, found {} entries, {} live", refs[i], live[i])
-            })?;
-            ensure(is_free[i] == (page.refs == 0), || format!("page {i} is free and used, or neither"))?;
             if let Some(writer) = page.writer {
                 let holds = |(seq, s): (SeqId, &Sequence)| {
                     let mut entries = s.tables.iter().flatten();
@@ -66,16 +63,59 @@ impl Cache {
                 ensure(self.sequences.iter().any(holds), || format!("page {i} has a writer that does not hold it"))?;
             }
         }
-        let reclaimable = (0..refs.len()).filter(|&i| refs[i] > 0 && live[i] == 0).count();
-        ensure(store.reclaimable == reclaimable, || format!("{} reclaimable, found {reclaimable}", store.reclaimable))?;
-        let held = live.iter().map(|&n| n as usize).sum::<usize>();
-        ensure(store.held == held, || format!("{} held, found {held}", store.held))?;
-        ensure(store.promised == promised, || format!("{} promised, found {promised}", store.promised))?;
         let kept = match store.window {
-            Some(_) => held,
-            None => store.pages.len() - store.free.len() - reclaimable,
+            Some(_) => store.pool.held,
+            None => store.pool.used(),
         };
         ensure(kept + promised <= store.pages.len(), || format!("{promised} pages promised that are not there"))
+    }
+
+    fn check_states(&self, states: &StateStore) -> Result<(), String> {
+        let mut found = vec![Counts::default(); states.pool.len()];
+        let mut promised = 0;
+        for (seq, sequence) in self.sequences.iter() {
+            let entries = || sequence.planes.iter().chain(&sequence.writing);
+            entries().for_each(|e| count(&mut found[e.plane as usize], sequence));
+            let positions: Vec<u32> = entries().map(|e| e.at).collect();
+            ensure(positions.windows(2).all(|w| w[0] < w[1]), || format!("{seq}: planes at {positions:?}"))?;
+            let last = sequence.planes.back().map_or(0, |e| e.at as usize);
+            ensure(last == sequence.committed, || format!("{seq}: its last plane is at {last}"))?;
+            ensure(sequence.in_flight || sequence.writing.is_empty(), || format!("{seq}: writes planes in no step"))?;
+            let idle = sequence.phase == Phase::Idle;
+            ensure(!idle || sequence.planes.len() <= 1, || format!("{seq}: idle, with planes at {positions:?}"))?;
+            ensure(!idle || sequence.plane_quota == 0, || format!("{seq}: idle, yet promised"))?;
+            promised += sequence.plane_promise().open();
+        }
+        states.pool.check(&found, promised)?;
+        // Planes that a step writes for snapshots are lent to it, until they can be reclaimed.
+        ensure(self.pending.is_some() || states.pool.held + promised <= states.pool.len(), || {
+            format!("{promised} planes promised that are not there")
+        })
+    }
+}
+
+/// Counts an entry of a sequence.
+fn count(counts: &mut Counts, sequence: &Sequence) {
+    counts.refs += 1;
+    counts.live += u32::from(sequence.phase != Phase::Idle);
+}
+
+impl Pool {
+    /// Compares with what was counted anew.
+    fn check(&self, found: &[Counts], promised: usize) -> Result<(), String> {
+        let mut is_free = vec![false; self.len()];
+        for &unit in &self.free {
+            ensure(!std::mem::replace(&mut is_free[unit as usize], true), || format!("{unit} is free twice"))?;
+        }
+        for (i, (counts, found)) in self.counts.iter().zip(found).enumerate() {
+            ensure(counts == found, || format!("{i} counts {counts:?}, found {found:?}"))?;
+            ensure(is_free[i] == (counts.refs == 0), || format!("{i} is free and used, or neither"))?;
+        }
+        let reclaimable = found.iter().filter(|c| c.refs > 0 && c.live == 0).count();
+        ensure(self.reclaimable == reclaimable, || format!("{} reclaimable, found {reclaimable}", self.reclaimable))?;
+        let held = found.iter().map(|c| c.live as usize).sum::<usize>();
+        ensure(self.held == held, || format!("{} held, found {held}", self.held))?;
+        ensure(self.promised == promised, || format!("{} promised, found {promised}", self.promised))
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a cache is made of, and how large each store must be.
 
-use opencoti_compute::graph::KvGeometry;
+use opencoti_compute::graph::{Graph, KvGeometry, StateGeometry};
 use opencoti_compute::plan::{LayerTiles, TileSide};
 use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::host::Codec;
 use opencoti_plugin_api::kv_codec::Side;
 
 use crate::error::ConfigError;
+use crate::states::STATE;
 
 /// Alignment of every tile, in bytes: a cache line, and the widest vector register.
 const TILE_ALIGN: usize = 64;
@@ -46,6 +47,47 @@ pub struct CacheConfig {
     /// Every sequence is one text of which each token sees every other, as encoders have it: its tokens are planned in one
     /// step, and it neither goes on nor is forked.
     pub whole_texts: bool,
+    /// Snapshots kept of sequences at chosen positions ([`crate::Cache::keep_snapshots`]), the least recently used goes
+    /// first. Of use where a sequence can't be shared at any token: recurrent layers and sliding windows.
+    pub snapshots: usize,
+    /// Recurrent state; [`StateConfig::default`] for a model without recurrent layers.
+    pub states: StateConfig,
+}
+
+/// Recurrent state of a model's sequences.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StateConfig {
+    /// What a sequence keeps for each recurrent layer, in the order of the graph's.
+    pub layers: Vec<StateGeometry>,
+    /// Of the tokens that a running sequence has written in its last steps, so many can be taken back exactly: rejected
+    /// drafts. Each costs a plane for each slot, and the writing of it.
+    pub rollback: usize,
+    /// Planes beyond those that running sequences need, for idle sequences and snapshots. With none, no prompt reuses
+    /// what an ended sequence has computed.
+    pub idle_planes: usize,
+}
+
+impl StateConfig {
+    /// The recurrent layers of a model, without roll-back and with nothing for idle sequences.
+    pub fn of(graph: &Graph) -> Self {
+        StateConfig { layers: graph.state_layers.clone(), ..StateConfig::default() }
+    }
+}
+
+/// Size of the store of recurrent state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StateSize {
+    /// Bytes of a plane: the state of one sequence, all layers together.
+    pub plane_bytes: usize,
+    /// Planes.
+    pub n_planes: usize,
+}
+
+impl StateSize {
+    /// Bytes of the store.
+    pub fn bytes(&self) -> u64 {
+        (self.plane_bytes as u64).saturating_mul(self.n_planes as u64)
+    }
 }
 
 /// Size of a group's store.
@@ -55,6 +97,13 @@ pub struct StoreSize {
     pub page_bytes: usize,
     /// Pages.
     pub n_pages: usize,
+}
+
+impl StoreSize {
+    /// Bytes of the store.
+    pub fn bytes(&self) -> u64 {
+        (self.page_bytes as u64).saturating_mul(self.n_pages as u64)
+    }
 }
 
 /// Pages of a group: how they are laid out and how many of them there are.
@@ -73,7 +122,7 @@ impl CacheConfig {
             0 => Err(ConfigError::Zero { field }),
             _ => Ok(()),
         };
-        positive("groups", self.groups.len())?;
+        positive("groups", self.groups.len() + self.states.layers.len())?;
         positive("capacity_tokens", self.capacity_tokens)?;
         positive("slots", self.slots)?;
         positive("step_tokens", self.step_tokens)?;
@@ -103,6 +152,42 @@ impl CacheConfig {
         self.groups.iter().map(size).collect()
     }
 
+    /// Size of the store of recurrent state, without taking any memory; of no plane for a model without such layers.
+    ///
+    /// # Errors
+    /// When a size overflows.
+    pub fn state_size(&self) -> Result<StateSize, ConfigError> {
+        let states = &self.states;
+        if states.layers.is_empty() {
+            return Ok(StateSize::default());
+        }
+        let words = states
+            .layers
+            .iter()
+            .try_fold(0usize, |sum, layer| sum.checked_add(layer.conv.checked_add(layer.recurrent)?));
+        let size = || {
+            let plane_bytes = words?.checked_mul(size_of::<f32>())?;
+            let n_planes = self.slots.checked_mul(states.quota())?.checked_add(states.idle_planes)?;
+            plane_bytes.checked_mul(n_planes)?;
+            Some(StateSize { plane_bytes, n_planes })
+        };
+        size().ok_or_else(|| ConfigError::TooLarge { group: STATE.to_owned() })
+    }
+
+    /// Bytes of all stores together, without taking any memory.
+    ///
+    /// # Errors
+    /// As for [`CacheConfig::sizes`].
+    pub fn bytes(&self) -> Result<u64, ConfigError> {
+        let mut bytes = self.state_size()?.bytes();
+        for (group, size) in self.groups.iter().zip(self.sizes()?) {
+            let too_large = || ConfigError::TooLarge { group: group.name.clone() };
+            let store = (size.page_bytes as u64).checked_mul(size.n_pages as u64).ok_or_else(too_large)?;
+            bytes = bytes.checked_add(store).ok_or_else(too_large)?;
+        }
+        Ok(bytes)
+    }
+
     /// Layout and size of a group's store.
     pub(crate) fn store_plan(&self, group: &GroupConfig) -> Result<StorePlan, ConfigError> {
         let too_large = || ConfigError::TooLarge { group: group.name.clone() };
@@ -116,11 +201,12 @@ impl CacheConfig {
         let kept = window.checked_add(self.rollback_tokens);
         let idle_pages = pages(kept)?.min(capacity_pages + 1);
         let slot_pages = pages(kept.and_then(|t| t.checked_add(self.step_tokens)))?.min(capacity_pages + 1);
+        let idle_sequences = self.recent_sequences.saturating_add(self.snapshots);
         // Idle sequences have no more pages here than where every page is kept, and of those there are `capacity_pages`.
         let n_pages = self
             .slots
             .checked_mul(slot_pages)
-            .zip(self.recent_sequences.checked_mul(idle_pages))
+            .zip(idle_sequences.checked_mul(idle_pages))
             .and_then(|(live, idle)| live.checked_add(idle.min(capacity_pages)))
             .ok_or_else(too_large)?;
         Ok(StorePlan { layers, page_bytes, n_pages, slot_pages })

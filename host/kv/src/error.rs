@@ -84,15 +84,17 @@ pub enum ConfigError {
     },
 }
 
-/// A store has too few pages that are neither used nor promised.
+/// A store has too few pages, or planes, that are neither used nor promised.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the cache `{store}` has room for {free} more tokens, {asked} are needed")]
+#[error("the cache `{store}` has room for {free} more {unit}, {asked} are needed")]
 pub struct CacheFull {
-    /// Name of the store's cache group.
+    /// Name of the store's cache group; `state` for recurrent state.
     pub store: String,
-    /// Token slots needed, in whole pages.
+    /// What is counted: `tokens` (in whole pages) or `states`.
+    pub unit: &'static str,
+    /// Units needed.
     pub asked: usize,
-    /// Token slots free or reclaimable, and not promised.
+    /// Units free or reclaimable, and not promised.
     pub free: usize,
 }
 

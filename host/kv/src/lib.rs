@@ -4,6 +4,10 @@
 //! is a list of tokens with a page table for each group; an entry of a table says which page holds which positions.
 //! Pages are counted: sequences with a common prefix hold the same pages.
 //!
+//! A model with recurrent layers keeps a *plane* of state for each sequence beside its pages ([`states`]). Neither a
+//! plane nor a sliding window lets a sequence be shared at any token, so *snapshots* are kept at chosen ones
+//! ([`snapshots`]).
+//!
 //! Rules that everything here keeps, and that [`Cache::check`] verifies:
 //! - A page has at most one writer. It fills free slots in order; everybody else reads the slots its own entry names
 //!   and goes on in a page of its own, so that a fork at any token copies nothing.
@@ -20,17 +24,20 @@ mod check;
 mod config;
 mod error;
 mod planning;
+mod pool;
 mod prefix;
 mod sequence;
+mod snapshots;
 mod state;
+mod states;
 mod stats;
 mod store;
 
 pub use cache::Cache;
-pub use config::{CacheConfig, GroupConfig, StoreSize};
+pub use config::{CacheConfig, GroupConfig, StateConfig, StateSize, StoreSize};
 pub use error::{CacheFull, ConfigError, KvError};
 pub use planning::{BatchItem, Outputs, Planned, StepId};
 pub use prefix::Prefix;
 pub use sequence::{PageEntry, SeqId};
 pub use state::{ModelFingerprint, StateError};
-pub use stats::StoreStats;
+pub use stats::{StateStats, StoreStats};

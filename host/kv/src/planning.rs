@@ -77,13 +77,15 @@ pub(crate) struct Pending {
 }
 
 impl Cache {
-    /// Allocates slots for the tokens of a batch and says what to compute. Idle sequences are evicted when pages are
-    /// short. On an error nothing has changed. The step must be ended before another is planned.
+    /// Allocates slots for the tokens of a batch, and planes for its states, and says what to compute. Idle sequences are
+    /// evicted when pages or planes are short. On an error nothing has changed. The step must be ended before another is
+    /// planned; what can be taken back is counted from its end, whether it is committed or aborted.
     pub fn plan(&mut self, batch: &[BatchItem<'_>]) -> Result<Planned, KvError> {
         self.check_batch(batch)?;
         self.make_room(batch)?;
         let mut step = Step { groups: vec![GroupPlan::default(); self.active.len()], ..Step::default() };
-        let rows = match self.allocate(batch, &mut step) {
+        let allocated = self.allocate(batch, &mut step);
+        let rows = match allocated.and_then(|rows| self.plan_states(batch, &rows, &mut step).map(|()| rows)) {
             Ok(rows) => rows,
             Err(error) => {
                 self.take_back(batch.iter().map(|i| i.seq))?;
@@ -128,14 +130,18 @@ impl Cache {
         Ok(rows)
     }
 
-    /// Ends a step that has run: its tokens are written, and pages that no window reaches any more are given back.
+    /// Ends a step that has run: its tokens are written, snapshots are made where they were asked for, and pages that no
+    /// window reaches any more are given back.
     pub fn commit(&mut self, id: StepId) -> Result<(), KvError> {
         for seq in self.end_step(&id)? {
             let sequence = self.sequences.get_mut(seq)?;
+            let before = sequence.committed;
             sequence.committed = sequence.tokens.len();
+            self.commit_states(seq, before)?;
             self.slide_windows(seq)?;
             self.bury_if_doomed(seq)?;
         }
+        self.bound_snapshots();
         Ok(())
     }
 
@@ -152,6 +158,7 @@ impl Cache {
             let sequence = self.sequences.get_mut(seq)?;
             sequence.in_flight = false;
             let committed = sequence.committed;
+            self.abort_states(seq)?;
             self.cut(seq, committed)?;
         }
         Ok(())
@@ -200,8 +207,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Evicts idle sequences until every page of the batch is free. Fails, before it evicts any, when the pages that
-    /// are not promised to others do not suffice.
+    /// Evicts idle sequences until every page and plane of the batch is free. Fails, before it evicts any, when those
+    /// that are not promised to others do not suffice.
     fn make_room(&mut self, batch: &[BatchItem<'_>]) -> Result<(), KvError> {
         let mut needs = Vec::with_capacity(self.active.len());
         for (group, &index) in self.active.iter().enumerate() {
@@ -218,14 +225,16 @@ impl Cache {
             }
             needs.push((index, pages));
         }
-        self.evict_for(&needs)
+        self.check_planes(batch)?;
+        self.evict_for(&needs)?;
+        self.free_planes(batch)
     }
 
     /// Evicts idle sequences until each store has as many free pages as asked; only those that alone hold some page of
     /// a store that is short.
     pub(crate) fn evict_for(&mut self, needs: &[(usize, usize)]) -> Result<(), KvError> {
         for &(index, pages) in needs {
-            while self.stores[index].free.len() < pages {
+            while self.stores[index].pool.free.len() < pages {
                 if self.evict_holder(index).is_none() {
                     return Err(self.stores[index].full(pages).into());
                 }
@@ -272,7 +281,7 @@ impl Cache {
             let span = |e: &PageEntry| Span {
                 store: e.store,
                 page: PageSpan { page: e.page, start_pos: e.start_pos, len: e.len },
-                shared: self.stores[e.store as usize].pages[e.page as usize].live > 1,
+                shared: self.stores[e.store as usize].pool.counts[e.page as usize].live > 1,
             };
             let spans = sequence.tables[group].iter().filter(|e| e.end() > oldest).map(span).collect();
             readers.push(Reader { rows: rows.clone(), spans });

@@ -32,7 +32,7 @@ pub(crate) fn longest<'a>(
 }
 
 /// Number of equal leading elements.
-fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     const BLOCK: usize = 64;
     let n = a.len().min(b.len());
     let (a, b) = (&a[..n], &b[..n]);

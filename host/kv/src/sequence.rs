@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use crate::error::KvError;
+use crate::states::PlaneEntry;
 
 /// Names a sequence. An id is never used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -82,6 +83,17 @@ pub(crate) struct Sequence {
     pub(crate) tables: Vec<Table>,
     /// A promise for each store.
     pub(crate) promises: Vec<Promise>,
+    /// Planes of recurrent state, ascending: that after all written tokens and, while it runs, those to which it can be
+    /// taken back. Empty in a cache without state.
+    pub(crate) planes: VecDeque<PlaneEntry>,
+    /// Planes that the planned step writes.
+    pub(crate) writing: Vec<PlaneEntry>,
+    /// Planes promised, those it has included.
+    pub(crate) plane_quota: usize,
+    /// Positions at which snapshots are wanted, ascending.
+    pub(crate) wishes: Vec<u32>,
+    /// Kept at a chosen position of another sequence.
+    pub(crate) is_snapshot: bool,
     pub(crate) phase: Phase,
     /// Part of the planned step.
     pub(crate) in_flight: bool,

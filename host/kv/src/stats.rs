@@ -49,7 +49,46 @@ impl StoreStats {
     }
 }
 
+/// The store of recurrent state, in planes: each is the state of one sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StateStats {
+    /// Recurrent layers.
+    pub n_layers: usize,
+    /// Bytes of a plane.
+    pub plane_bytes: usize,
+    /// Planes it has.
+    pub total: usize,
+    /// Planes that no sequence holds.
+    pub free: usize,
+    /// Planes that only idle sequences hold, snapshots included.
+    pub reclaimable: usize,
+    /// Planes that several sequences hold.
+    pub shared: usize,
+    /// Planes promised to running sequences and not yet taken.
+    pub promised: usize,
+    /// Planes that can still be promised to a new sequence; evicting idle sequences included.
+    pub available: usize,
+    /// Planes that one running sequence has at most.
+    pub per_sequence: usize,
+}
+
 impl Cache {
+    /// State of the store of recurrent state, if the model has any. Linear in the number of planes.
+    pub fn state_stats(&self) -> Option<StateStats> {
+        let states = self.states.as_ref()?;
+        Some(StateStats {
+            n_layers: self.config.states.layers.len(),
+            plane_bytes: states.plane_size(),
+            total: states.pool.len(),
+            free: states.pool.free.len(),
+            reclaimable: states.pool.reclaimable,
+            shared: states.pool.counts.iter().filter(|c| c.refs > 1).count(),
+            promised: states.pool.promised,
+            available: states.headroom(),
+            per_sequence: states.quota,
+        })
+    }
+
     /// State of every store. Linear in the number of pages.
     pub fn stats(&self) -> Vec<StoreStats> {
         let stats = |s: &crate::store::Store| StoreStats {
@@ -57,10 +96,10 @@ impl Cache {
             window: s.window,
             page_bytes: s.view.page_bytes,
             total: s.pages.len(),
-            free: s.free.len(),
-            reclaimable: s.reclaimable,
-            shared: s.pages.iter().filter(|p| p.refs > 1).count(),
-            promised: s.promised,
+            free: s.pool.free.len(),
+            reclaimable: s.pool.reclaimable,
+            shared: s.pool.counts.iter().filter(|c| c.refs > 1).count(),
+            promised: s.pool.promised,
             available: s.headroom(),
         };
         self.stores.iter().map(stats).collect()

@@ -6,14 +6,11 @@ use opencoti_plugin_api::PAGE_TOKENS;
 use crate::arena::Arena;
 use crate::config::{CacheConfig, GroupConfig};
 use crate::error::{CacheFull, ConfigError};
+use crate::pool::Pool;
 
-/// A page is a store of 128 slots; its contents are in the arena.
+/// Who may write a page. Its contents are in the arena, its references in the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Page {
-    /// Table entries that name it.
-    pub(crate) refs: u32,
-    /// Of these, entries of running sequences.
-    pub(crate) live: u32,
     /// Index of the sequence that may fill free slots.
     pub(crate) writer: Option<u32>,
     /// Slots below this may be read by others than the writer, which must not rewrite them after a truncation.
@@ -25,15 +22,10 @@ pub(crate) struct Store {
     pub(crate) name: String,
     pub(crate) window: Option<usize>,
     pub(crate) slot_pages: usize,
+    pub(crate) n_kv_heads: usize,
     pub(crate) view: StoreView,
     pub(crate) pages: Vec<Page>,
-    pub(crate) free: Vec<u32>,
-    /// Pages that only idle sequences hold.
-    pub(crate) reclaimable: usize,
-    /// Entries of running sequences, shared pages counted for each.
-    pub(crate) held: usize,
-    /// Pages promised to running sequences and not yet taken.
-    pub(crate) promised: usize,
+    pub(crate) pool: Pool,
     arena: Arena,
 }
 
@@ -55,6 +47,7 @@ impl Store {
             name: spec.name.clone(),
             window: spec.geometry.window,
             slot_pages: plan.slot_pages,
+            n_kv_heads: spec.geometry.n_kv_heads,
             view: StoreView {
                 group,
                 base: arena.base(),
@@ -63,11 +56,7 @@ impl Store {
                 layers: plan.layers,
             },
             pages: vec![Page::default(); plan.n_pages],
-            // Taken from the end: low pages first.
-            free: (0..n_pages).rev().collect(),
-            reclaimable: 0,
-            held: 0,
-            promised: 0,
+            pool: Pool::new(n_pages),
             arena,
         })
     }
@@ -77,17 +66,17 @@ impl Store {
     /// Where windows slide, every sequence pays for the whole of its own: sharing ends when one of the sharers moves
     /// on. Elsewhere a shared page counts once.
     pub(crate) fn headroom(&self) -> usize {
-        let used = match self.window {
-            Some(_) => self.held,
-            None => self.pages.len() - self.free.len() - self.reclaimable,
-        };
-        self.pages.len().saturating_sub(used + self.promised)
+        match self.window {
+            Some(_) => self.pool.headroom_unshared(),
+            None => self.pool.headroom_shared(),
+        }
     }
 
     /// An error that says that `pages` more than the headroom were needed.
     pub(crate) fn full(&self, pages: usize) -> CacheFull {
         CacheFull {
             store: self.name.clone(),
+            unit: "tokens",
             asked: pages.saturating_mul(PAGE_TOKENS),
             free: self.headroom() * PAGE_TOKENS,
         }
@@ -95,77 +84,49 @@ impl Store {
 
     /// Takes a free page for a running sequence.
     pub(crate) fn take(&mut self, writer: u32) -> Option<u32> {
-        let page = self.free.pop()?;
-        self.pages[page as usize] = Page { refs: 1, live: 1, writer: Some(writer), frozen: 0 };
-        self.held += 1;
+        let page = self.pool.take()?;
+        self.pages[page as usize] = Page { writer: Some(writer), frozen: 0 };
         Some(page)
     }
 
     /// Adds a running reader of the first `len` slots. An only holder becomes the writer, so that it does not lose the
     /// free slots on which it counts.
     pub(crate) fn share(&mut self, page: u32, len: u32, holder: u32) {
-        self.wake(page);
+        let only_holder = self.pool.counts[page as usize].refs == 1;
+        self.pool.share(page);
         let page = &mut self.pages[page as usize];
-        if page.refs == 1 {
+        if only_holder {
             page.writer = Some(holder);
         }
-        page.refs += 1;
         page.frozen = page.frozen.max(len);
-    }
-
-    /// One entry of a running sequence becomes one of an idle sequence.
-    pub(crate) fn sleep(&mut self, page: u32) {
-        let page = &mut self.pages[page as usize];
-        page.live -= 1;
-        self.held -= 1;
-        if page.live == 0 {
-            self.reclaimable += 1;
-        }
-    }
-
-    /// One more entry of a running sequence.
-    pub(crate) fn wake(&mut self, page: u32) {
-        let page = &mut self.pages[page as usize];
-        if page.live == 0 && page.refs > 0 {
-            self.reclaimable -= 1;
-        }
-        page.live += 1;
-        self.held += 1;
     }
 
     /// Drops an idle entry of sequence `holder`. Says whether the page is free now.
     pub(crate) fn drop_idle(&mut self, page: u32, holder: u32) -> bool {
-        let index = page;
+        let left = self.pool.drop_idle(page);
         let page = &mut self.pages[page as usize];
-        page.refs -= 1;
         if page.writer == Some(holder) {
             page.writer = None;
         }
-        match page.refs {
-            0 => {
-                self.reclaimable -= 1;
-                *page = Page::default();
-                self.free.push(index);
-                true
-            }
-            1 => {
-                page.frozen = 0;
-                false
-            }
-            _ => false,
+        match left {
+            0 => *page = Page::default(),
+            1 => page.frozen = 0,
+            _ => {}
         }
+        left == 0
     }
 
     /// Drops a running entry of sequence `holder`. Says whether the page is free now.
     pub(crate) fn drop_live(&mut self, page: u32, holder: u32) -> bool {
-        self.sleep(page);
+        self.pool.sleep(page);
         self.drop_idle(page, holder)
     }
 
     /// Whether `holder`, whose last entry has `len` slots of `page`, may fill the next one.
     pub(crate) fn may_append(&self, page: u32, len: u32, holder: u32) -> bool {
+        let refs = self.pool.counts[page as usize].refs;
         let page = &self.pages[page as usize];
-        (len as usize) < PAGE_TOKENS && (page.refs == 1 || (page.writer == Some(holder) && len >= page.frozen))
+        (len as usize) < PAGE_TOKENS && (refs == 1 || (page.writer == Some(holder) && len >= page.frozen))
     }
 
     /// Makes `holder` the writer of a page that it may append to.

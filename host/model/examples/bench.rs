@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config, Executor};
-use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId};
+use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId, StateConfig};
 use opencoti_model::Model;
 use opencoti_plugin_api::host::{CodecPlugin, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::Side;
@@ -48,6 +48,8 @@ impl Bench {
             step_tokens: STEP,
             rollback_tokens: 1,
             whole_texts: false,
+            snapshots: 0,
+            states: StateConfig::of(&model.graph),
         })?;
         let attention = Box::new(Attention::new(&model.graph));
         let config = Config { threads, max_rows: STEP, max_outputs: 1 };

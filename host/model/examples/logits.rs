@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use opencoti_compute::cpu::executor::{Config, Executor};
-use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs};
+use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, StateConfig};
 use opencoti_model::Model;
 use opencoti_plugin_api::host::{CodecPlugin, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::Side;
@@ -44,6 +44,8 @@ fn main() -> Result<()> {
         step_tokens: step,
         rollback_tokens: 1,
         whole_texts: false,
+        snapshots: 0,
+        states: StateConfig::of(&model.graph),
     })?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut executor = Executor::new(

@@ -11,7 +11,7 @@ use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling, Ranking};
 use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::{StepBudget, vocab::Vocab};
-use opencoti_kv::{Cache, CacheConfig, GroupConfig};
+use opencoti_kv::{Cache, CacheConfig, GroupConfig, StateConfig};
 use opencoti_model::chat::{ChatTemplate, default_template};
 use opencoti_model::hparams::PoolingType;
 use opencoti_model::{LoadOptions, Model};
@@ -83,12 +83,12 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
         name,
         template_source,
     };
-    prepared.summary = summary(&prepared, settings, registry);
+    prepared.summary = summary(&prepared, settings, registry)?;
     Ok(prepared)
 }
 
 /// What is said at the start.
-fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Summary {
+fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Result<Summary> {
     let Prepared { model, cache, n_ctx, name, .. } = prepared;
     let mut summary = Summary::default();
     let sizes = &model.sizes;
@@ -113,6 +113,7 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Sum
     for group in &cache.groups {
         add_cache_group(&mut summary, group);
     }
+    add_memory(&mut summary, cache)?;
     let residency = registry.residency().map(|policy| policy.instance().name().to_owned());
     summary
         .add("residency", residency.unwrap_or_else(|| "none listed: every page stays resident, unchecked".to_owned()));
@@ -122,7 +123,7 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Sum
     summary.add("embeddings", embeddings_line(prepared.pooling, ranking(settings, &prepared.model)));
     add_output_forms(&mut summary, &prepared.template);
     summary.add("threads", threads(settings).to_string());
-    summary
+    Ok(summary)
 }
 
 /// Blocks that run twice, with a warning about those that rarely do good.
@@ -169,6 +170,42 @@ fn add_cache_group(summary: &mut Summary, group: &GroupConfig) {
         let text = format!("codec {} has no CPU tiles; its tiles are decoded before they are read", codec.name());
         summary.add("slower", text);
     }
+}
+
+/// Recurrent state, for a model that has any, and what all of the cache takes.
+fn add_memory(summary: &mut Summary, cache: &CacheConfig) -> Result<()> {
+    let size = cache.state_size()?;
+    if size.n_planes > 0 {
+        let text = format!(
+            "{} recurrent layers, {} a sequence, {} planes for what runs and {} for snapshots and ended sequences, {}",
+            cache.states.layers.len(),
+            memory::show(size.plane_bytes as f64),
+            size.n_planes - cache.states.idle_planes,
+            cache.states.idle_planes,
+            memory::show(size.bytes() as f64)
+        );
+        summary.add("state", text);
+    }
+    if let Some(warning) = snapshot_warning(cache) {
+        summary.add("warning", warning);
+    }
+    summary.add("cache total", memory::show(cache.bytes()? as f64));
+    Ok(())
+}
+
+/// What a user should know who keeps no snapshots although the model can't be shared without them.
+fn snapshot_warning(cache: &CacheConfig) -> Option<String> {
+    let recurrent = !cache.states.layers.is_empty();
+    let windowed = cache.groups.iter().any(|group| group.geometry.window.is_some());
+    let kind = match (recurrent, windowed) {
+        (true, _) if cache.snapshots == 0 || cache.states.idle_planes == 0 => "recurrent layers",
+        (false, true) if cache.snapshots == 0 && cache.recent_sequences > 0 => "sliding windows",
+        _ => return None,
+    };
+    Some(format!(
+        "no snapshots are kept, so that a model with {kind} computes prompts again which it could have shared; raise \
+         `kv.snapshots` or `kv.budget`"
+    ))
 }
 
 fn load_model(path: &Path, options: &LoadOptions, mut progress: impl FnMut(f32)) -> Result<Model> {
@@ -246,7 +283,11 @@ fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: 
         step_tokens: step_budget(settings, model, n_ctx).n_batch,
         rollback_tokens: 1,
         whole_texts,
+        // Nothing is kept of what has ended, if nothing is to be.
+        snapshots: if settings.retain == 0 { 0 } else { settings.snapshots as usize },
+        states: StateConfig::of(&model.graph),
     };
+    config.states.idle_planes = idle_planes(&config, budget)?;
     let texts = if whole_texts { ENCODER_TEXTS * PAGE_TOKENS } else { 0 };
     let wanted = texts.max(n_ctx as usize * settings.parallel as usize);
     config.capacity_tokens = match settings.kv_tokens {
@@ -257,12 +298,31 @@ fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: 
     Ok(config)
 }
 
+/// Planes of recurrent state for snapshots, and for the sequence that ran last in each slot, but no more than half of the
+/// budget holds.
+fn idle_planes(config: &CacheConfig, budget: u64) -> Result<usize> {
+    let least = config.state_size()?;
+    if least.plane_bytes == 0 {
+        return Ok(0);
+    }
+    if least.bytes() > budget {
+        bail!(
+            "the recurrent state of {} sequences takes {}, more than the budget of {}; choose fewer slots or a larger \
+             `kv.budget`",
+            config.slots,
+            memory::show(least.bytes() as f64),
+            memory::show(budget as f64)
+        );
+    }
+    let room = (budget / 2).saturating_sub(least.bytes()) / least.plane_bytes as u64;
+    let ended = config.recent_sequences.min(config.slots);
+    Ok((config.snapshots + ended).min(usize::try_from(room).unwrap_or(usize::MAX)))
+}
+
 /// As many tokens as wanted, or as many as the budget holds.
 fn fitting(config: &CacheConfig, wanted: usize, budget: u64) -> Result<usize> {
-    let size = |tokens: usize| -> Result<u64> {
-        let sizes = CacheConfig { capacity_tokens: tokens, ..config.clone() }.sizes()?;
-        Ok(sizes.iter().map(|s| s.page_bytes as u64 * s.n_pages as u64).sum())
-    };
+    let size =
+        |tokens: usize| -> Result<u64> { Ok(CacheConfig { capacity_tokens: tokens, ..config.clone() }.bytes()?) };
     if size(wanted)? <= budget {
         return Ok(wanted);
     }
@@ -301,7 +361,7 @@ fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Re
     let decision = policy.plan(&residency::Snapshot {
         event: EVENT_START,
         groups: &groups,
-        device_budget: budget,
+        device_budget: budget.saturating_sub(config.state_size()?.bytes()),
         host_budget: 0,
         link_bytes_per_second: 0.0,
     });

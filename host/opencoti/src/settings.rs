@@ -128,6 +128,8 @@ pub struct Settings {
     pub kv_budget: Bytes,
     /// Sequences kept for their prefix.
     pub retain: u32,
+    /// Snapshots kept.
+    pub snapshots: u32,
     /// Admission mode.
     pub admission: Admission,
     /// Folders searched for plugins.
@@ -215,6 +217,7 @@ impl Default for Settings {
             kv_tokens: 0,
             kv_budget: Bytes(0),
             retain: 0,
+            snapshots: 0,
             admission: Admission::Off,
             plugin_dirs: Vec::new(),
             plugin_cache: None,

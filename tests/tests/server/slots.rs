@@ -2,13 +2,22 @@
 
 use std::path::Path;
 
-use opencoti_tests::server::{Reply, Server, prompt, text};
+use opencoti_tests::server::{Reply, Server, Site, prompt, text};
 use serde_json::{Value, json};
 
 fn with_files(folder: &Path, more: &[&str]) -> Server {
     let folder = text(folder);
     let fixed = ["--parallel", "1", "--ctx-size", "1024", "--slot-save-path", &folder];
     Server::start(&[&fixed[..], more].concat())
+}
+
+/// Tiny models whose sequences can't be shared at any token: sliding windows.
+const UNSHAREABLE: [&str; 1] = ["gemma3.gguf"];
+
+/// A server with such a model.
+fn unshareable(fixture: &str, folder: &Path) -> Server {
+    let folder = text(folder);
+    Server::at(Site::with_fixture(fixture), &["--parallel", "2", "--ctx-size", "256", "--slot-save-path", &folder])
 }
 
 fn act(server: &Server, slot: &str, action: &str, body: Value) -> Reply {
@@ -72,6 +81,10 @@ fn files_that_do_not_fit_are_refused_by_name() {
     refused(&server, "short.bin", 400, &["bytes long, expected"]);
     refused(&server, "text.bin", 400, &["no state file"]);
     refused(&server, "nowhere.bin", 404, &[]);
+    for name in ["nowhere.bin", "text.bin"] {
+        let reply = act(&server, "0", "restore", json!({"filename": name}));
+        assert!(!reply.message().contains(&text(folder.path())), "{}", reply.message());
+    }
     // A refusal changes nothing.
     assert_eq!(cached(&server, &prompt), 149);
     drop(server);
@@ -97,4 +110,41 @@ fn names_that_leave_the_folder_and_slots_that_are_not_there_are_refused() {
     assert_eq!(folder.path().read_dir().unwrap().count(), 0, "nothing was written");
     let without = Server::start(&[]);
     assert_eq!(act(&without, "0", "erase", json!({})).status, 501);
+}
+
+#[test]
+fn a_prompt_is_reused_at_its_snapshots_before_and_after_a_restore() {
+    for fixture in UNSHAREABLE {
+        let folder = tempfile::tempdir().unwrap();
+        let file = json!({"filename": "state.bin"});
+        let ask = json!({"prompt": prompt(1, 60), "n_predict": 150, "temperature": 0, "ignore_eos": true});
+        let server = unshareable(fixture, folder.path());
+        let first = server.complete(&ask);
+        assert_eq!(first["timings"]["cache_n"], 0, "{fixture}");
+        // The window has left the prompt, and the state is that of the answer's end.
+        let again = server.complete(&ask);
+        assert_eq!((&again["timings"]["cache_n"], &again["content"]), (&json!(59), &first["content"]), "{fixture}");
+        let slot = first["id_slot"].to_string();
+        act(&server, &slot, "save", file.clone()).ok();
+        drop(server);
+
+        let server = unshareable(fixture, folder.path());
+        assert_eq!(act(&server, "1", "restore", file).ok()["n_restored"], 209, "{fixture}");
+        let again = server.complete(&ask);
+        assert_eq!((&again["timings"]["cache_n"], &again["content"]), (&json!(59), &first["content"]), "{fixture}");
+        let props = server.get("/props").ok();
+        let kv = &props["opencoti"]["kv"]["effective"];
+        assert!(kv["n_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{kv}");
+    }
+}
+
+#[test]
+fn prompts_with_a_common_beginning_share_its_snapshot() {
+    for fixture in UNSHAREABLE {
+        let folder = tempfile::tempdir().unwrap();
+        let server = unshareable(fixture, folder.path());
+        let found: Vec<u64> = (10..13).map(|tail| cached(&server, &[prompt(1, 100), prompt(tail, 50)].concat())).collect();
+        // The second one says where the snapshot is worth having.
+        assert!(found[..2] == [0, 0] && found[2] >= 100, "{fixture}: {found:?}");
+    }
 }

@@ -148,9 +148,10 @@ impl Core {
 
     /// Texts that may hold pages at once.
     fn most_texts(&self, generating: bool) -> usize {
-        let windowed = self.cache.config().groups.iter().any(|group| group.geometry.window.is_some());
-        match (windowed, generating) {
-            // A window's store has room for one sequence more than there are slots.
+        let windowed = || self.cache.config().groups.iter().any(|group| group.geometry.window.is_some());
+        let for_each_slot = self.cache.state_view().is_some() || windowed();
+        match (for_each_slot, generating) {
+            // Stores of windows and of recurrent state have room for one sequence more than there are slots.
             (true, _) => 1,
             (false, true) => TEXTS_BESIDE_ANSWERS,
             (false, false) => TEXTS_ALONE,

@@ -79,19 +79,12 @@ impl Core {
         }
     }
 
-    /// Ends everything once a codec is in quarantine; the requests of the step that failed have ended before.
-    pub(crate) fn heed_quarantine(&mut self) {
-        if let Err(error) = self.check_codecs() {
-            self.end_with(&error);
-        }
-    }
-
     /// Ends everything.
     pub(crate) fn end_all(&mut self, why: &str) {
         self.end_with(&EngineError::Unavailable(why.to_owned()));
     }
 
-    fn end_with(&mut self, error: &EngineError) {
+    pub(crate) fn end_with(&mut self, error: &EngineError) {
         self.refuse_queue(error);
         self.refuse_embeds(error);
         for slot in 0..self.slots.len() {

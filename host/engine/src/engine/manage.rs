@@ -9,7 +9,7 @@ use opencoti_kv::{SeqId, StateError};
 
 use super::Core;
 use super::choice::{Choice, Phase};
-use crate::api::{EngineError, SlotFile, SlotInfo, SlotTask, Stats, StoreStats};
+use crate::api::{EngineError, SlotFile, SlotInfo, SlotTask, StateStats, Stats, StoreStats};
 
 impl Core {
     pub(crate) fn slot_infos(&self) -> Vec<SlotInfo> {
@@ -33,13 +33,26 @@ impl Core {
             EngineError::NotFound(format!("slot {slot} has nothing to save: no sequence is cached for it"))
         })?;
         let n_tokens = self.cache.committed(seq).map_err(internal)? as u32;
-        let refused = |e: &dyn std::fmt::Display| {
-            EngineError::Internal(format!("slot {slot} could not be saved to `{}`: {e}", path.display()))
-        };
-        let mut file = BufWriter::new(File::create(path).map_err(|e| refused(&e))?);
-        let n_bytes = self.cache.save(seq, &mut file, &self.model).map_err(|e| refused(&e))?;
-        file.flush().map_err(|e| refused(&e))?;
+        let n_bytes = self.write_state(seq, path).map_err(|error| {
+            tracing::error!(path = %path.display(), %error, "a slot could not be saved");
+            EngineError::Internal(format!("slot {slot} could not be saved to `{}`: {error}", file_name(path)))
+        })?;
         Ok(SlotFile { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
+    }
+
+    /// Writes a state file. Until it is whole it has another name, so that a failure leaves an older file as it was.
+    fn write_state(&self, seq: SeqId, path: &Path) -> Result<u64, StateError> {
+        let mut unfinished = path.as_os_str().to_owned();
+        unfinished.push(".part");
+        let unfinished = Path::new(&unfinished);
+        let write = || {
+            let mut file = BufWriter::new(File::create(unfinished)?);
+            let n_bytes = self.cache.save(seq, &mut file, &self.model)?;
+            file.flush()?;
+            std::fs::rename(unfinished, path)?;
+            Ok(n_bytes)
+        };
+        write().inspect_err(|_| drop(std::fs::remove_file(unfinished)))
     }
 
     /// Puts the sequence of a file in the place of a slot's last one.
@@ -47,7 +60,7 @@ impl Core {
         let began = Instant::now();
         self.idle_sequence(slot)?;
         let file = File::open(path).map_err(|e| {
-            EngineError::NotFound(format!("the state file `{}` could not be opened: {e}", path.display()))
+            EngineError::NotFound(format!("the state file `{}` could not be opened: {e}", file_name(path)))
         })?;
         let n_bytes = file.metadata().map(|m| m.len()).unwrap_or(0);
         let seq =
@@ -65,7 +78,10 @@ impl Core {
             Some(seq) => self.cache.committed(seq).map_err(internal)? as u32,
             None => 0,
         };
-        self.forget(slot);
+        if let Some(seq) = self.slots[slot as usize].last.take() {
+            // The cache may have evicted it already.
+            let _ = self.cache.erase(seq);
+        }
         Ok(SlotFile { n_tokens, n_bytes: 0, ms: began.elapsed().as_secs_f64() * 1e3 })
     }
 
@@ -95,7 +111,7 @@ impl Core {
             StateError::Cache(error) => self.no_room(error),
             error => EngineError::Invalid {
                 field: Some("filename".to_owned()),
-                message: format!("`{}`: {error}", path.display()),
+                message: format!("`{}`: {error}", file_name(path)),
             },
         }
     }
@@ -116,11 +132,25 @@ impl Core {
                 cells_shared: tokens(s.shared),
                 cells_reclaimable: tokens(s.reclaimable),
                 bytes: (s.total as u64).saturating_mul(s.page_bytes as u64),
+                cpu_tiles: (
+                    group.is_some_and(|g| g.k.cpu_tiles().is_some()),
+                    group.is_some_and(|g| g.v.cpu_tiles().is_some()),
+                ),
                 name: s.name,
             }
         });
+        let state = self.cache.state_stats().map(|s| StateStats {
+            n_layers: s.n_layers as u32,
+            plane_bytes: s.plane_bytes as u64,
+            planes_total: s.total as u64,
+            planes_used: (s.total - s.free) as u64,
+            planes_shared: s.shared as u64,
+            planes_reclaimable: s.reclaimable as u64,
+        });
         Stats {
             stores: stores.collect(),
+            state,
+            snapshots: self.cache.snapshots() as u32,
             processing: self.slots.iter().filter(|s| s.choice.is_some()).count() as u32,
             deferred: self.queue.len() as u32,
             retained: self.cache.idle_sequences() as u32,
@@ -141,6 +171,11 @@ fn task(choice: &Choice) -> SlotTask {
         has_new_line: choice.text.has_new_line(),
         sampling: choice.sampler.params().clone(),
     }
+}
+
+/// A file as its client knows it: where it is on the server is nobody else's business.
+fn file_name(path: &Path) -> std::borrow::Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
 }
 
 fn internal(error: impl std::fmt::Display) -> EngineError {

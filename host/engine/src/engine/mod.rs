@@ -2,7 +2,7 @@
 //!
 //! One thread owns the model's runner, the cache and the slots; nothing here is locked. [`Engine::run`] is the whole
 //! loop. Its parts: [`start`] takes requests from the queue into slots (prefix reuse, admission, reservation),
-//! [`step`] composes, runs and delivers a step, [`end`] is how a choice leaves its slot, [`embed`] and [`manage`] serve
+//! [`step`] composes, runs and delivers a step, [`snapshots`] says where a prompt is kept for others, [`end`] is how a choice leaves its slot, [`embed`] and [`manage`] serve
 //! what is no generation.
 
 mod choice;
@@ -11,6 +11,7 @@ mod end;
 mod manage;
 mod queue;
 mod slots;
+mod snapshots;
 mod start;
 mod step;
 #[cfg(test)]
@@ -119,6 +120,8 @@ pub(crate) struct Core {
     /// Seconds of a step, a moving average; 0 before the first.
     pub(crate) step_seconds: f32,
     pub(crate) shutdown: Option<Shutdown>,
+    /// Why no work is taken any more.
+    pub(crate) closed: Option<EngineError>,
 }
 
 pub(crate) struct Shutdown {
@@ -146,6 +149,7 @@ impl Engine {
             turn: 0,
             step_seconds: 0.0,
             shutdown: None,
+            closed: None,
         };
         Ok(Self { runner: parts.runner, core, commands, compiled })
     }
@@ -232,8 +236,10 @@ impl Core {
                 let _ = reply.send(self.stats());
             }
             Command::Shutdown(grace, reply) => {
+                let why = EngineError::Unavailable("the server is shutting down".to_owned());
                 self.shutdown = Some(Shutdown { deadline: Instant::now() + grace, reply: Some(reply) });
-                self.refuse_queue(&EngineError::Unavailable("the server is shutting down".to_owned()));
+                self.refuse_queue(&why);
+                self.closed = Some(why);
             }
         }
     }

@@ -114,24 +114,22 @@ impl Core {
 
     /// Whether any work can be taken: not after a shutdown, and not with a codec that nobody may call any more.
     pub(crate) fn check_open(&self) -> Result<(), EngineError> {
-        if self.shutdown.is_some() {
-            return Err(EngineError::Unavailable("the server is shutting down".to_owned()));
-        }
-        self.check_codecs()
+        self.closed.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether the codecs of the cache may be called.
-    pub(crate) fn check_codecs(&self) -> Result<(), EngineError> {
+    /// Closes for good, and ends everything, once a codec of the cache may not be called any more; the requests of the
+    /// step in which it failed have ended before.
+    pub(crate) fn heed_quarantine(&mut self) {
         let codecs = self.cache.config().groups.iter().flat_map(|group| [&group.k, &group.v]);
-        match codecs.into_iter().find(|codec| codec.plugin().health().is_quarantined()) {
-            None => Ok(()),
-            Some(codec) => Err(EngineError::Unavailable(format!(
-                "the cache's codec `{}` can't be used: plugin `{}` is in quarantine ({}); restart the server",
-                codec.name(),
-                codec.plugin().name(),
-                codec.plugin().health().reason().unwrap_or_default()
-            ))),
-        }
+        let Some(codec) = codecs.into_iter().find(|codec| codec.plugin().health().is_quarantined()) else { return };
+        let why = EngineError::Unavailable(format!(
+            "the cache's codec `{}` can't be used: plugin `{}` is in quarantine ({}); restart the server",
+            codec.name(),
+            codec.plugin().name(),
+            codec.plugin().health().reason().unwrap_or_default()
+        ));
+        self.end_with(&why);
+        self.closed = Some(why);
     }
 
     /// Starts as many waiting requests as there is room for.
@@ -176,7 +174,7 @@ impl Core {
             // With nothing running there is nothing to wait for.
             Verdict::Queue if self.slots.iter().any(|s| s.choice.is_some()) => Outcome::Blocked,
             Verdict::Queue | Verdict::Reject => {
-                self.refuse_at(at, rejection(&decision));
+                self.refuse_at(at, self.rejection(&decision));
                 Outcome::Left
             }
         }
@@ -216,7 +214,7 @@ impl Core {
 
     fn admission_snapshot(&self, queued: usize) -> Snapshot {
         Snapshot {
-            stores: admission::stores(&self.cache.stats()),
+            stores: admission::stores(&self.cache),
             slots_total: self.slots.len() as u32,
             slots_free: self.slots.iter().filter(|s| s.choice.is_none()).count() as u32,
             queued: queued as u32,
@@ -329,6 +327,7 @@ impl Core {
                 ..self.choice(&task, index as u32, seq, sampler.fork(index as u32), matcher.clone())
             };
             self.occupy(slot, choice, saturated);
+            self.keep_snapshots(slot);
         }
     }
 
@@ -379,6 +378,20 @@ impl Core {
         }
     }
 
+    fn rejection(&self, decision: &Decision) -> EngineError {
+        let reason = if decision.short_store.is_some() { "kv" } else { "policy" };
+        // Recurrent state is listed after the stores of pages; a policy speaks of tokens.
+        let short_of_state = decision.short_store.is_some_and(|store| store >= self.cache.config().groups.len());
+        let message = match decision.reason.as_str() {
+            _ if short_of_state => {
+                "the cache has no room for the recurrent state of another sequence; try again later".to_owned()
+            }
+            "" => "the admission policy refused the request; try again later".to_owned(),
+            reason => reason.to_owned(),
+        };
+        EngineError::Rejected { retry_after: decision.retry_after_seconds, reason, message }
+    }
+
     /// The error of a request for which the cache has no room.
     pub(crate) fn no_room(&self, error: KvError) -> EngineError {
         match error {
@@ -390,15 +403,6 @@ impl Core {
             other => EngineError::Internal(other.to_string()),
         }
     }
-}
-
-fn rejection(decision: &Decision) -> EngineError {
-    let reason = if decision.short_store.is_some() { "kv" } else { "policy" };
-    let message = match decision.reason.as_str() {
-        "" => "the admission policy refused the request; try again later".to_owned(),
-        reason => reason.to_owned(),
-    };
-    EngineError::Rejected { retry_after: decision.retry_after_seconds, reason, message }
 }
 
 pub(crate) fn exceeds_context(n_tokens: usize, n_ctx: usize) -> EngineError {

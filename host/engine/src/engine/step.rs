@@ -297,9 +297,15 @@ impl Core {
         if let Err(error) = self.exchange(slot, prefix, demand) {
             return self.fail(id, self.no_room(error));
         }
+        self.prefill(slot);
+    }
+
+    /// Lets a choice compute what its sequence lacks of the prompt.
+    fn prefill(&mut self, slot: usize) {
         if let Some(choice) = &mut self.slots[slot].choice {
             choice.phase = Phase::Prefill;
         }
+        self.keep_snapshots(slot);
     }
 
     /// Gives up a choice's empty sequence, and what is reserved to it, for one with a prefix and `demand` tokens
@@ -375,7 +381,11 @@ impl Core {
             }
         }
         for slot in std::iter::once(slot).chain(siblings) {
-            self.begin_answer(slot, &probs, logits);
+            // A fork for which there was no room started afresh: it needs the prompt for itself.
+            match self.slots[slot].choice.as_ref().is_some_and(|c| c.fed < c.prompt().len()) {
+                true => self.prefill(slot),
+                false => self.begin_answer(slot, &probs, logits),
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use opencoti_engine::api::{EngineInfo, Stats, StoreStats};
+use opencoti_engine::api::{EngineInfo, StateStats, Stats, StoreStats};
 use opencoti_model::chat::Capabilities;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -127,6 +127,10 @@ pub(crate) struct EffectiveKv {
     /// Whether sliding-window layers have a store of their own.
     is_iswa: bool,
     stores: Vec<KvStore>,
+    /// Recurrent state; null for a model without recurrent layers.
+    state: Option<KvState>,
+    /// Bytes of all stores and of the state together.
+    n_bytes: u64,
 }
 
 /// One store: layers of one geometry.
@@ -139,6 +143,26 @@ pub(crate) struct KvStore {
     n_cells: u64,
     n_cells_resident: u64,
     n_bytes: u64,
+}
+
+/// Recurrent state, beside the stores. A plane is the state of one sequence.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct KvState {
+    n_layers: u32,
+    n_planes: u64,
+    plane_bytes: u64,
+    n_bytes: u64,
+}
+
+impl KvState {
+    fn new(state: &StateStats) -> Self {
+        KvState {
+            n_layers: state.n_layers,
+            n_planes: state.planes_total,
+            plane_bytes: state.plane_bytes,
+            n_bytes: state.plane_bytes.saturating_mul(state.planes_total),
+        }
+    }
 }
 
 fn is_resident(store: &StoreStats) -> bool {
@@ -158,6 +182,8 @@ impl EffectiveKv {
             n_bytes: store.bytes,
         };
         let main = stats.stores.first();
+        let state = stats.state.as_ref().map(KvState::new);
+        let state_bytes = state.as_ref().map_or(0, |state| state.n_bytes);
         let (type_k, type_v) = main.map(|store| store.codecs.clone()).unwrap_or_default();
         EffectiveKv {
             type_k,
@@ -168,6 +194,8 @@ impl EffectiveKv {
             fully_resident: stats.stores.iter().all(is_resident),
             is_iswa: stats.stores.iter().any(|store| store.name.starts_with("swa")),
             stores: stats.stores.iter().map(store).collect(),
+            n_bytes: stats.stores.iter().map(|store| store.bytes).sum::<u64>() + state_bytes,
+            state,
         }
     }
 }

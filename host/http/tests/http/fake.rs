@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use opencoti_engine::api::{
     Command, EmbedRequest, Embedding, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling,
-    Ranking, RequestId, SlotFile, SlotInfo, SlotTask, Stats, StopReason, StoreStats, Timings, TokenProb, TokenProbs,
+    Ranking, RequestId, SlotFile, SlotInfo, SlotTask, StateStats, Stats, StopReason, StoreStats, Timings, TokenProb,
+    TokenProbs,
 };
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_http::{Listen, Server, ServerConfig, ServerControl};
@@ -265,8 +266,11 @@ fn stats() -> Stats {
         cells_shared: 10,
         cells_reclaimable: 5,
         bytes: 1 << 20,
+        cpu_tiles: (true, false),
     };
-    Stats { stores: vec![store], processing: 1, deferred: 2, retained: 3 }
+    let state =
+        StateStats { n_layers: 24, plane_bytes: 1 << 16, planes_total: 12, planes_used: 5, ..StateStats::default() };
+    Stats { stores: vec![store], state: Some(state), snapshots: 4, processing: 1, deferred: 2, retained: 3 }
 }
 
 /// By the number of tokens alone; a head's score grows with the second text.

@@ -1,6 +1,6 @@
-//! The header of a state file: what its pages mean. Little-endian; texts and lists begin with their length.
+//! The header of a state file: what its pages and planes mean. Little-endian; texts and lists begin with their length.
 
-use opencoti_compute::graph::KvGeometry;
+use opencoti_compute::graph::{KvGeometry, StateGeometry};
 use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::host::Codec;
 
@@ -8,14 +8,31 @@ use super::{ModelFingerprint, StateError};
 use crate::config::CacheConfig;
 use crate::store::Store;
 
-/// Everything but the pages.
+/// Everything but the pages and planes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) model: ModelFingerprint,
     pub(super) shape: Shape,
     pub(super) tokens: Vec<u32>,
-    /// First position and length of each page, by group.
-    pub(super) tables: Vec<Vec<(u32, u32)>>,
+    /// Slots filled of each page, by group.
+    pub(super) pages: Vec<Vec<u32>>,
+    /// The sequence, then its snapshots by their length.
+    pub(super) members: Vec<Member>,
+}
+
+/// The sequence or a snapshot of it: its first tokens, and where their keys and values are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Member {
+    pub(super) n_tokens: u32,
+    pub(super) tables: Vec<Vec<Span>>,
+}
+
+/// Positions `start ..` are in the first `len` slots of a page of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Span {
+    pub(super) page: u32,
+    pub(super) start: u32,
+    pub(super) len: u32,
 }
 
 /// What must be equal for pages to be of use.
@@ -23,6 +40,7 @@ pub(super) struct Header {
 pub(super) struct Shape {
     page_tokens: u32,
     groups: Vec<GroupShape>,
+    states: Vec<StateGeometry>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,7 +69,13 @@ impl Shape {
             k: CodecShape::of(&group.k),
             v: CodecShape::of(&group.v),
         });
-        Shape { page_tokens: PAGE_TOKENS as u32, groups: groups.collect() }
+        let states = config.states.layers.clone();
+        Shape { page_tokens: PAGE_TOKENS as u32, groups: groups.collect(), states }
+    }
+
+    /// Whether its model keeps recurrent state.
+    pub(super) fn has_state(&self) -> bool {
+        !self.states.is_empty()
     }
 
     /// Names the first thing in which the file (`self`) differs from what is there.
@@ -65,6 +89,11 @@ impl Shape {
             same(of("the K codec"), found.k.describe(), expected.k.describe())?;
             same(of("the V codec"), found.v.describe(), expected.v.describe())?;
             same(of("the page size in bytes"), found.page_bytes, expected.page_bytes)?;
+        }
+        same("recurrent layers in number", self.states.len(), expected.states.len())?;
+        for (i, (found, expected)) in self.states.iter().zip(&expected.states).enumerate() {
+            let words = |g: &StateGeometry| format!("{} + {} words", g.conv, g.recurrent);
+            same(format!("the state of recurrent layer {i} of"), words(found), words(expected))?;
         }
         Ok(())
     }
@@ -132,11 +161,21 @@ impl Header {
         }
         out.u32(self.tokens.len() as u32);
         self.tokens.iter().for_each(|&t| out.u32(t));
-        for table in &self.tables {
-            out.u32(table.len() as u32);
-            for &(start, len) in table {
-                out.u32(start);
-                out.u32(len);
+        out.u32(self.shape.states.len() as u32);
+        for layer in &self.shape.states {
+            out.u64(layer.conv as u64);
+            out.u64(layer.recurrent as u64);
+        }
+        for pages in &self.pages {
+            out.u32(pages.len() as u32);
+            pages.iter().for_each(|&filled| out.u32(filled));
+        }
+        out.u32(self.members.len() as u32);
+        for member in &self.members {
+            out.u32(member.n_tokens);
+            for table in &member.tables {
+                out.u32(table.len() as u32);
+                table.iter().flat_map(|s| [s.page, s.start, s.len]).for_each(|n| out.u32(n));
             }
         }
         out.0
@@ -150,15 +189,20 @@ impl Header {
         // Each list is bounded by the bytes that its elements take at least.
         let n_groups = input.count(6 * 8 + 8 * 4)?;
         let groups = (0..n_groups).map(|_| input.group()).collect::<Result<_, _>>()?;
-        let n_tokens = input.count(4)?;
-        let tokens = (0..n_tokens).map(|_| input.u32()).collect::<Result<_, _>>()?;
-        let tables = (0..n_groups).map(|_| input.table()).collect::<Result<_, _>>()?;
+        let tokens = input.list()?;
+        let n_states = input.count(2 * 8)?;
+        let state = |input: &mut Reader| Ok(StateGeometry { conv: input.usize()?, recurrent: input.usize()? });
+        let states = (0..n_states).map(|_| state(&mut input)).collect::<Result<_, StateError>>()?;
+        let pages = (0..n_groups).map(|_| input.list()).collect::<Result<_, _>>()?;
+        let n_members = input.count(4 + 4 * n_groups)?;
+        let members = (0..n_members).map(|_| input.member(n_groups)).collect::<Result<_, _>>()?;
         match input.0 {
             [] => Ok(Header {
                 model: ModelFingerprint { name, digest },
-                shape: Shape { page_tokens, groups },
+                shape: Shape { page_tokens, groups, states },
                 tokens,
-                tables,
+                pages,
+                members,
             }),
             _ => Err(StateError::Malformed("there is more in it than belongs there")),
         }
@@ -232,8 +276,19 @@ impl<'a> Reader<'a> {
         Ok(CodecShape { name: self.text()?, options: self.text()?, plugin: self.text()?, version: self.text()? })
     }
 
-    fn table(&mut self) -> Result<Vec<(u32, u32)>, StateError> {
-        let n = self.count(8)?;
-        (0..n).map(|_| Ok((self.u32()?, self.u32()?))).collect()
+    fn list(&mut self) -> Result<Vec<u32>, StateError> {
+        let n = self.count(4)?;
+        (0..n).map(|_| self.u32()).collect()
+    }
+
+    fn member(&mut self, n_groups: usize) -> Result<Member, StateError> {
+        let n_tokens = self.u32()?;
+        let tables = (0..n_groups).map(|_| self.table()).collect::<Result<_, _>>()?;
+        Ok(Member { n_tokens, tables })
+    }
+
+    fn table(&mut self) -> Result<Vec<Span>, StateError> {
+        let n = self.count(12)?;
+        (0..n).map(|_| Ok(Span { page: self.u32()?, start: self.u32()?, len: self.u32()? })).collect()
     }
 }

@@ -1,26 +1,32 @@
-//! State files: a sequence's tokens and pages, to go on with later or elsewhere.
+//! State files: a sequence's tokens, pages and recurrent state, to go on with later or elsewhere.
 //!
-//! A file is *prefix, header, digest of both, pages, digest of the pages*. The header says what model, geometry and
-//! codecs the pages belong to ([`header`]); it and the file's length are checked, and the digest of the pages too,
-//! before a page is taken. Pages are stored whole, as the codecs laid them out, each group's in order of position: a
-//! page that is not full therefore carries whatever its other slots hold.
+//! A file is *prefix, header, digest of both, contents, digest of the contents*. The header says what model, geometry
+//! and codecs the contents belong to ([`header`]); it and the file's length are checked, and the digest of the contents
+//! too, before a page is taken. The contents are pages as the codecs laid them out, each group's in order, and then one
+//! plane for each member: the sequence, and the snapshots that are its beginnings. Without these a restored prompt
+//! could not be reused where state or windows allow it nowhere else. Slots of a page that no member fills are
+//! overwritten in the file, so that it holds nothing of anybody else's tokens.
 
 mod header;
+mod restore;
 
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::collections::HashMap;
+use std::io::{self, Write};
 
 use opencoti_plugin_api::PAGE_TOKENS;
 use sha2::{Digest, Sha256};
 
+use crate::arena::Arena;
 use crate::cache::Cache;
 use crate::error::KvError;
-use crate::sequence::{PageEntry, SeqId};
-use header::{Header, Shape};
+use crate::sequence::{SeqId, Sequence};
+use crate::store::Store;
+use header::{Header, Member, Shape, Span};
 
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"ocotikv\n";
 /// Version of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version and length of the header.
 const PREFIX_BYTES: usize = 8 + 4 + 8;
 /// A SHA-256 digest.
@@ -61,7 +67,7 @@ pub enum StateError {
     /// A digest that does not fit.
     #[error("the {part} of the state file is damaged: its digest differs from what was written")]
     Damaged {
-        /// Header or pages.
+        /// Header or contents.
         part: &'static str,
     },
     /// A header that no server writes.
@@ -77,24 +83,34 @@ pub enum StateError {
         /// What is needed.
         expected: String,
     },
+    /// A codec that did not overwrite the unused slots of a page.
+    #[error("codec `{codec}` could not clear the unused part of a page: {reason}")]
+    Codec {
+        /// Name of the codec.
+        codec: String,
+        /// What it said.
+        reason: String,
+    },
     /// The cache refused.
     #[error(transparent)]
     Cache(#[from] KvError),
 }
 
 impl Cache {
-    /// Writes the committed tokens of a sequence and their pages; windowed groups write what they still hold. Returns
-    /// the number of bytes. Not while a step is running.
+    /// Writes the committed tokens of a sequence, their pages and state, and the snapshots that are its beginnings;
+    /// windowed groups write what they still hold. Returns the number of bytes. Not while a step is running.
     pub fn save(&self, seq: SeqId, out: &mut impl Write, model: &ModelFingerprint) -> Result<u64, StateError> {
         if self.pending.is_some() {
             return Err(KvError::StepPending.into());
         }
-        let sequence = self.sequences.get(seq)?;
+        let members = self.family(seq)?;
+        let mut pages = vec![FilePages::default(); self.active.len()];
         let header = Header {
             model: model.clone(),
             shape: Shape::of(&self.config, &self.stores),
-            tokens: sequence.tokens.clone(),
-            tables: sequence.tables.iter().map(|t| t.iter().map(|e| (e.start_pos, e.len)).collect()).collect(),
+            tokens: members[0].tokens.clone(),
+            members: members.iter().map(|m| member(m, &mut pages)).collect(),
+            pages: pages.iter().map(|p| p.filled.clone()).collect(),
         }
         .encode();
         let mut front = Vec::with_capacity(PREFIX_BYTES + header.len());
@@ -105,167 +121,115 @@ impl Cache {
         out.write_all(&front)?;
         out.write_all(&Sha256::digest(&front))?;
 
-        let mut digest = Sha256::new();
-        let mut written = (front.len() + 2 * DIGEST_BYTES) as u64;
-        for entry in sequence.tables.iter().flatten() {
-            // SAFETY: no step is running, so no executor writes.
-            let page = unsafe { self.stores[entry.store as usize].page_bytes(entry.page) };
-            digest.update(page);
-            out.write_all(page)?;
-            written += page.len() as u64;
+        let mut contents = Contents { out, digest: Sha256::new(), bytes: 0 };
+        for (pages, &store) in pages.iter().zip(&self.active) {
+            contents.pages(&self.stores[store], pages)?;
         }
+        if let Some(states) = &self.states {
+            for plane in members.iter().filter_map(|m| m.planes.back()) {
+                // SAFETY: no step is running, so no executor writes.
+                contents.write(unsafe { states.plane_bytes(plane.plane) })?;
+            }
+        }
+        let Contents { out, digest, bytes } = contents;
         out.write_all(&digest.finalize())?;
         out.flush()?;
-        Ok(written)
+        Ok((front.len() + 2 * DIGEST_BYTES) as u64 + bytes)
     }
 
-    /// Makes a running sequence of a state file. Everything is checked before a page is taken: the model, the format,
-    /// geometry and codecs, the length, and the digests. Idle sequences are evicted when pages are short.
-    pub fn restore(&mut self, file: &mut (impl Read + Seek), model: &ModelFingerprint) -> Result<SeqId, StateError> {
-        let length = file.seek(SeekFrom::End(0))?;
-        file.seek(SeekFrom::Start(0))?;
-        let header = read_header(file, length)?;
-        header.check_model(model)?;
-        header.shape.check(&Shape::of(&self.config, &self.stores))?;
-        self.check_tables(&header)?;
-        let pages_at = file.stream_position()?;
-        let page_bytes = self.payload(&header).ok_or(StateError::Malformed("its pages are beyond any memory"))?;
-        let expected = page_bytes.checked_add(pages_at + DIGEST_BYTES as u64);
-        let expected = expected.ok_or(StateError::Malformed("its pages are beyond any memory"))?;
-        if length != expected {
-            return Err(StateError::Length { found: length, expected });
-        }
-        check_payload(file, page_bytes)?;
-
-        let needs: Vec<(usize, usize)> = self.active.iter().copied().zip(header.tables.iter().map(Vec::len)).collect();
-        for &(store, pages) in &needs {
-            let store = &self.stores[store];
-            if pages > store.headroom() {
-                return Err(KvError::from(store.full(pages)).into());
-            }
-        }
-        self.evict_for(&needs)?;
-        file.seek(SeekFrom::Start(pages_at))?;
-        let seq = self.create();
-        match self.fill(seq, header, file) {
-            Ok(()) => Ok(seq),
-            Err(error) => self.release(seq).map_err(StateError::from).and(Err(error)),
-        }
-    }
-
-    /// Whether the tables of a header belong to its tokens and reach back as far as windows need.
-    fn check_tables(&self, header: &Header) -> Result<(), StateError> {
-        let n = header.tokens.len();
-        for (group, table) in header.tables.iter().enumerate() {
-            let first = table.first().map_or(0, |&(start, _)| start);
-            let mut position = first;
-            for &(start, len) in table {
-                if start != position || len == 0 || len as usize > PAGE_TOKENS {
-                    return Err(StateError::Malformed("its pages do not follow each other"));
-                }
-                position = start.checked_add(len).ok_or(StateError::Malformed("its positions exceed 32 bits"))?;
-            }
-            if position as usize != n {
-                return Err(StateError::Malformed("its pages and its tokens do not end together"));
-            }
-            if !self.reaches_back(group, first, n) {
-                return Err(StateError::Malformed("its pages do not reach back far enough to go on"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Bytes of all pages of a header.
-    fn payload(&self, header: &Header) -> Option<u64> {
-        let mut bytes = 0u64;
-        for (table, &store) in header.tables.iter().zip(&self.active) {
-            let page = self.stores[store].view.page_bytes as u64;
-            bytes = bytes.checked_add(page.checked_mul(table.len() as u64)?)?;
-        }
-        Some(bytes)
-    }
-
-    /// Takes pages for an empty sequence and reads them.
-    fn fill(&mut self, seq: SeqId, header: Header, file: &mut impl Read) -> Result<(), StateError> {
-        let mut digest = Sha256::new();
-        for (group, spans) in header.tables.iter().enumerate() {
-            let index = self.active[group];
-            for &(start_pos, len) in spans {
-                let store = &mut self.stores[index];
-                let page = store.take(seq.index).ok_or_else(|| KvError::from(store.full(1)))?;
-                // In the table before it is read, so that releasing the sequence gives it back.
-                let entry = PageEntry { store: index as u32, page, start_pos, len };
-                self.sequences.get_mut(seq)?.tables[group].push_back(entry);
-                // SAFETY: the page was just taken; no plan names it.
-                let bytes = unsafe { store.page_bytes_mut(page) };
-                file.read_exact(bytes)?;
-                digest.update(&*bytes);
-            }
-        }
-        // The file may have changed since it was checked.
-        check_digest(digest, file, "pages")?;
-        let sequence = self.sequences.get_mut(seq)?;
-        sequence.committed = header.tokens.len();
-        sequence.tokens = header.tokens;
-        Ok(())
-    }
-}
-
-/// Reads prefix and header, which are never larger than the file.
-fn read_header(file: &mut impl Read, length: u64) -> Result<Header, StateError> {
-    let fixed = (PREFIX_BYTES + 2 * DIGEST_BYTES) as u64;
-    let mut prefix = [0u8; PREFIX_BYTES];
-    if length < fixed {
-        let mut magic = [0u8; MAGIC.len()];
-        return match file.read_exact(&mut magic) {
-            Ok(()) if magic == MAGIC => Err(StateError::Length { found: length, expected: fixed }),
-            _ => Err(StateError::NotAState),
+    /// A sequence, and by their length the snapshots that are its beginnings.
+    fn family(&self, seq: SeqId) -> Result<Vec<&Sequence>, KvError> {
+        let sequence = self.sequences.get(seq)?;
+        let begins = |s: &Sequence| {
+            s.is_snapshot && s.tokens.len() < sequence.tokens.len() && sequence.tokens.starts_with(&s.tokens)
         };
+        let mut members: Vec<&Sequence> = self.idle().map(|(_, s)| s).filter(|s| begins(s)).collect();
+        members.sort_unstable_by_key(|s| s.tokens.len());
+        members.dedup_by_key(|s| s.tokens.len());
+        members.insert(0, sequence);
+        Ok(members)
     }
-    file.read_exact(&mut prefix)?;
-    let (magic, rest) = prefix.split_at(MAGIC.len());
-    let (version, header_bytes) = rest.split_at(4);
-    if magic != MAGIC {
-        return Err(StateError::NotAState);
-    }
-    let version = u32::from_le_bytes(version.try_into().expect("four bytes"));
-    if version != VERSION {
-        return Err(StateError::Version { found: version });
-    }
-    let header_bytes = u64::from_le_bytes(header_bytes.try_into().expect("eight bytes"));
-    let expected = header_bytes.saturating_add(fixed);
-    if length < expected {
-        return Err(StateError::Length { found: length, expected });
-    }
-    let mut header = vec![0u8; header_bytes as usize];
-    file.read_exact(&mut header)?;
-    let mut digest = Sha256::new();
-    digest.update(prefix);
-    digest.update(&header);
-    check_digest(digest, file, "header")?;
-    Header::decode(&header)
 }
 
-/// Reads `bytes` bytes of pages and compares their digest.
-fn check_payload(file: &mut impl Read, bytes: u64) -> Result<(), StateError> {
-    let mut digest = Sha256::new();
-    let mut buffer = vec![0u8; 64 << 10];
-    let mut left = bytes;
-    while left > 0 {
-        let n = left.min(buffer.len() as u64) as usize;
-        file.read_exact(&mut buffer[..n])?;
-        digest.update(&buffer[..n]);
-        left -= n as u64;
-    }
-    check_digest(digest, file, "pages")
+/// Pages of a group, in the order in which they are written.
+#[derive(Clone, Default)]
+struct FilePages {
+    pages: Vec<u32>,
+    /// Slots of each that are filled.
+    filled: Vec<u32>,
+    index: HashMap<u32, u32>,
 }
 
-/// Reads a digest and compares it.
-fn check_digest(found: Sha256, file: &mut impl Read, part: &'static str) -> Result<(), StateError> {
-    let mut expected = [0u8; DIGEST_BYTES];
-    file.read_exact(&mut expected)?;
-    match found.finalize()[..] == expected {
-        true => Ok(()),
-        false => Err(StateError::Damaged { part }),
+impl FilePages {
+    /// Place of a page of which `len` slots are needed.
+    fn place(&mut self, page: u32, len: u32) -> u32 {
+        let place = *self.index.entry(page).or_insert(self.pages.len() as u32);
+        if place as usize == self.pages.len() {
+            self.pages.push(page);
+            self.filled.push(0);
+        }
+        let filled = &mut self.filled[place as usize];
+        *filled = len.max(*filled);
+        place
     }
+}
+
+fn member(sequence: &Sequence, pages: &mut [FilePages]) -> Member {
+    let tables = sequence.tables.iter().zip(pages).map(|(table, pages)| {
+        let span =
+            |e: &crate::sequence::PageEntry| Span { page: pages.place(e.page, e.len), start: e.start_pos, len: e.len };
+        table.iter().map(span).collect()
+    });
+    Member { n_tokens: sequence.tokens.len() as u32, tables: tables.collect() }
+}
+
+/// What follows the header.
+struct Contents<'a, W: Write> {
+    out: &'a mut W,
+    digest: Sha256,
+    bytes: u64,
+}
+
+impl<W: Write> Contents<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StateError> {
+        self.digest.update(bytes);
+        self.out.write_all(bytes)?;
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn pages(&mut self, store: &Store, pages: &FilePages) -> Result<(), StateError> {
+        let mut copy = Arena::new(store.view.page_bytes)?;
+        for (&page, &filled) in pages.pages.iter().zip(&pages.filled) {
+            // SAFETY: no step is running, so no executor writes.
+            let bytes = unsafe { store.page_bytes(page) };
+            if filled as usize == PAGE_TOKENS {
+                self.write(bytes)?;
+                continue;
+            }
+            // SAFETY: the copy is this function's own.
+            unsafe { copy.bytes_mut(0, bytes.len()) }.copy_from_slice(bytes);
+            clear_unused(store, &mut copy, filled as usize)?;
+            // SAFETY: as above.
+            self.write(unsafe { copy.bytes(0, bytes.len()) })?;
+        }
+        Ok(())
+    }
+}
+
+/// Lets the codecs write zeros into the slots from `filled` on of a page's copy. As when tokens are taken back, the
+/// slots before stay as they are.
+fn clear_unused(store: &Store, copy: &mut Arena, filled: usize) -> Result<(), StateError> {
+    let unused = PAGE_TOKENS - filled;
+    for side in store.view.layers.iter().flat_map(|layer| [&layer.k, &layer.v]) {
+        let zeros = vec![0f32; unused * side.codec.head_dim()];
+        for head in 0..store.n_kv_heads {
+            // SAFETY: inside the copy, whose layout is that of a page.
+            let tile = unsafe { copy.base().as_ptr().add(side.offset + head * side.tile_bytes) };
+            // SAFETY: nobody else knows the copy; as many rows of zeros as slots.
+            let done = unsafe { side.codec.append(tile, filled, unused, zeros.as_ptr(), side.codec.head_dim()) };
+            done.map_err(|e| StateError::Codec { codec: side.codec.name().to_owned(), reason: e.to_string() })?;
+        }
+    }
+    Ok(())
 }

@@ -16,7 +16,7 @@ fn a_refusal_names_the_store_and_both_figures() {
     let mut cache = full_cache();
     cache.admit(None, 1800).unwrap();
     let refusal = full(cache.admit(None, 200).unwrap_err());
-    assert_eq!(refusal, CacheFull { store: "kv".into(), asked: 256, free: 128 });
+    assert_eq!(refusal, CacheFull { store: "kv".into(), unit: "tokens", asked: 256, free: 128 });
     assert_eq!(refusal.to_string(), "the cache `kv` has room for 128 more tokens, 256 are needed");
     cache.check().unwrap();
     assert_eq!(cache.live_sequences(), 1);

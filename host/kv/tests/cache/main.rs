@@ -2,9 +2,11 @@
 
 mod admission;
 mod codecs;
+mod fold;
 mod plans;
 mod properties;
 mod sharing;
 mod sizes;
 mod state;
+mod states;
 mod support;

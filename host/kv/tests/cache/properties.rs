@@ -1,12 +1,13 @@
 //! Random sequences of operations against a model of what each sequence must hold.
 
-use std::collections::HashMap;
+use std::io::Cursor;
 
 use opencoti_compute::plan::{Mask, Step};
-use opencoti_kv::{Cache, KvError, Prefix, SeqId, StepId};
+use opencoti_kv::{Cache, KvError, ModelFingerprint, Prefix, SeqId, StateError, StepId};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+use crate::fold;
 use crate::support::{config, group, plan};
 
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ enum Op {
     Release(Index),
     Retain(Index),
     Reserve { seq: Index, n: usize },
+    Wish { seq: Index, ahead: Vec<usize> },
+    Reload(Index),
     Evict,
 }
 
@@ -36,25 +39,39 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any::<Index>().prop_map(Op::Release),
         3 => any::<Index>().prop_map(Op::Retain),
         2 => (any::<Index>(), 0usize..400).prop_map(|(seq, n)| Op::Reserve { seq, n }),
+        3 => (any::<Index>(), prop::collection::vec(0usize..300, 1..5)).prop_map(|(seq, ahead)| Op::Wish { seq, ahead }),
+        1 => any::<Index>().prop_map(Op::Reload),
         1 => Just(Op::Evict),
     ]
 }
 
-/// The cache, and what must be in it: the tokens of each running sequence, how many more it may still take for sure,
-/// and what was written to each slot of each page.
+fn model() -> ModelFingerprint {
+    ModelFingerprint { name: "model".to_owned(), digest: [1; 32] }
+}
+
+/// The cache, and what must be in it: the tokens of each running sequence, and how many more it may still take for sure.
 struct World {
     cache: Cache,
     live: Vec<(SeqId, Vec<u32>, usize)>,
-    slots: HashMap<(u32, u32, u32), Vec<u32>>,
+}
+
+/// Where a slot's first key is.
+fn slot(step: &Step, store: u32, page: u32, slot: u32) -> *mut [u32; 2] {
+    let view = &step.stores[store as usize];
+    let side = &view.layers[0].k;
+    // SAFETY: plans are checked; a slot of the plain codec has four floats.
+    unsafe { view.tile(side, page, 0).add(slot as usize * 16).cast() }
 }
 
 impl World {
-    fn new(windows: &[Option<usize>]) -> Self {
+    fn new(windows: &[Option<usize>], rollback: Option<usize>, snapshots: usize) -> Self {
         let groups = windows.iter().enumerate().map(|(i, &w)| group(&format!("g{i}"), 1, w)).collect();
         let mut config = config(groups);
         config.capacity_tokens = 1536;
         config.step_tokens = 450;
-        World { cache: Cache::new(config).unwrap(), live: Vec::new(), slots: HashMap::new() }
+        config.snapshots = snapshots;
+        config.states = rollback.map(|rollback| fold::states(rollback, 5)).unwrap_or_default();
+        World { cache: Cache::new(config).unwrap(), live: Vec::new() }
     }
 
     fn pick(&self, index: &Index) -> Option<usize> {
@@ -85,7 +102,10 @@ impl World {
             Op::Truncate { seq, n } => {
                 let Some(i) = self.pick(seq) else { return };
                 let (seq, tokens, sure) = &mut self.live[i];
-                let kept = self.cache.truncate(*seq, n.index(tokens.len() + 1)).unwrap();
+                let n = n.index(tokens.len() + 1);
+                let exact = self.cache.planes(*seq).unwrap().iter().any(|&(at, _)| at == n);
+                let kept = self.cache.truncate(*seq, n).unwrap();
+                assert!(kept == n || kept < n && !exact, "truncated to {kept} of {n}");
                 tokens.truncate(kept);
                 *sure = 0;
             }
@@ -103,6 +123,24 @@ impl World {
                 match self.cache.reserve(*seq, *n) {
                     Ok(()) => *sure = *n,
                     Err(KvError::Full(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Op::Wish { seq, ahead } => {
+                let Some(i) = self.pick(seq) else { return };
+                let (seq, tokens, _) = &self.live[i];
+                let positions: Vec<usize> = ahead.iter().map(|n| tokens.len() + n).collect();
+                self.cache.keep_snapshots(*seq, &positions).unwrap();
+            }
+            Op::Reload(seq) => {
+                let Some(i) = self.pick(seq) else { return };
+                let (seq, tokens, _) = &self.live[i];
+                let tokens = tokens.clone();
+                let mut file = Vec::new();
+                self.cache.save(*seq, &mut file, &model()).unwrap();
+                match self.cache.restore(&mut Cursor::new(file), &model()) {
+                    Ok(copy) => self.live.push((copy, tokens, 0)),
+                    Err(StateError::Cache(KvError::Full(_))) => {}
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -152,8 +190,8 @@ impl World {
             Err(KvError::Full(full)) => return assert!(!all_sure, "a promise was broken: {full}"),
             Err(other) => panic!("{other}"),
         };
-        self.read(&items, &planned.step);
         self.write(&planned.step);
+        self.read(&items, &planned.step);
         self.end(planned.id, commit, &items);
         if let Some(i) = release.and_then(|r| self.pick(r)) {
             self.cache.release(self.live.swap_remove(i).0).unwrap();
@@ -173,22 +211,20 @@ impl World {
         }
     }
 
-    /// Remembers for every slot the whole sequence up to it, as its keys and values depend on all of it.
-    fn write(&mut self, step: &Step) {
-        for plan in &step.groups {
-            for run in &plan.appends {
-                for row in run.rows.clone() {
-                    let slot = run.first_slot + row - run.rows.start;
-                    let at = (run.store, run.page, slot);
-                    self.slots.insert(at, vec![step.tokens[row as usize], step.positions[row as usize]]);
-                }
+    /// Does what an executor would: writes tokens and positions to their slots, and folds tokens into planes.
+    fn write(&self, step: &Step) {
+        fold::run(step);
+        for run in step.groups.iter().flat_map(|plan| &plan.appends) {
+            for row in run.rows.clone() {
+                let at = slot(step, run.store, run.page, run.first_slot + row - run.rows.start);
+                // SAFETY: nobody else uses the cache's memory.
+                unsafe { at.write_unaligned([step.tokens[row as usize], step.positions[row as usize]]) };
             }
         }
     }
 
     /// Every row must meet each position that its mask lets it see exactly once, with the token that stands there.
-    fn read(&mut self, items: &[(usize, Vec<u32>)], step: &Step) {
-        self.write(step);
+    fn read(&self, items: &[(usize, Vec<u32>)], step: &Step) {
         let mut row = 0u32;
         for (i, new) in items {
             let mut tokens = self.live[*i].1.clone();
@@ -202,11 +238,12 @@ impl World {
                         let visible = segment.mask.visible(position);
                         window = if let Mask::Window(w) = segment.mask { Some(w) } else { None };
                         for span in segment.pages.head(0) {
-                            for slot in 0..span.len {
-                                let p = span.start_pos + slot;
+                            for i in 0..span.len {
+                                let p = span.start_pos + i;
                                 if visible.contains(&p) {
-                                    let found = &self.slots[&(segment.store, span.page, slot)];
-                                    assert_eq!(found, &[tokens[p as usize], p], "row {row} at {p}");
+                                    // SAFETY: nobody else uses the cache's memory.
+                                    let found = unsafe { slot(step, segment.store, span.page, i).read_unaligned() };
+                                    assert_eq!(found, [tokens[p as usize], p], "row {row} at {p}");
                                     seen.push(p);
                                 }
                             }
@@ -226,6 +263,7 @@ impl World {
         for (seq, tokens, _) in &self.live {
             assert_eq!(self.cache.tokens(*seq).unwrap(), tokens);
             assert_eq!(self.cache.committed(*seq).unwrap(), tokens.len());
+            fold::check(&self.cache, *seq);
         }
     }
 
@@ -237,6 +275,9 @@ impl World {
         self.check();
         for store in self.cache.stats() {
             assert_eq!((store.free, store.promised), (store.total, 0), "{}", store.name);
+        }
+        if let Some(states) = self.cache.state_stats() {
+            assert_eq!((states.free, states.promised), (states.total, 0));
         }
     }
 }
@@ -252,9 +293,11 @@ proptest! {
             vec![Some(1)],
             vec![Some(300), None, Some(17)],
         ]),
+        rollback in prop::option::of(0usize..4),
+        snapshots in 0usize..4,
         ops in prop::collection::vec(op(), 1..60),
     ) {
-        let mut world = World::new(&windows);
+        let mut world = World::new(&windows, rollback, snapshots);
         for op in &ops {
             world.run(op);
             world.check();

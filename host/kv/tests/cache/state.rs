@@ -2,11 +2,13 @@
 
 use std::io::Cursor;
 
-use opencoti_kv::{Cache, GroupConfig, ModelFingerprint, Prefix, SeqId, StateError};
+use opencoti_compute::plan::StoreView;
+use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint, Prefix, SeqId, StateError};
 use opencoti_plugin_api::kv_codec::Side;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
+use crate::fold::{self, hybrid, states};
 use crate::support::{codec, config, feed, full_cache, group, swa_cache, tokens};
 
 fn model() -> ModelFingerprint {
@@ -31,20 +33,31 @@ fn paint(cache: &Cache, seq: SeqId) {
     }
 }
 
-/// Contents of a sequence's pages in order.
+/// Contents of a sequence's pages in order; slots that are not its own count as zero.
 fn contents(cache: &Cache, seq: SeqId) -> Vec<Vec<u8>> {
     let mut pages = Vec::new();
     for (group, view) in cache.views().iter().enumerate() {
         for entry in cache.page_table(seq, group).unwrap() {
-            // SAFETY: as above.
-            let page = unsafe {
-                let page = view.base.as_ptr().add(entry.page as usize * view.page_bytes);
-                std::slice::from_raw_parts(page, view.page_bytes)
-            };
-            pages.push(page.to_vec());
+            let mut page = raw(view, entry.page);
+            for side in view.layers.iter().flat_map(|l| [&l.k, &l.v]) {
+                for head in 0..2 {
+                    let tile = &mut page[side.offset + head * side.tile_bytes..][..side.tile_bytes];
+                    tile[entry.len as usize * 4 * 4..].fill(0);
+                }
+            }
+            pages.push(page);
         }
     }
     pages
+}
+
+/// A page's bytes.
+fn raw(view: &StoreView, page: u32) -> Vec<u8> {
+    // SAFETY: as above.
+    unsafe {
+        let page = view.base.as_ptr().add(page as usize * view.page_bytes);
+        std::slice::from_raw_parts(page, view.page_bytes).to_vec()
+    }
 }
 
 fn saved(cache: &Cache, seq: SeqId) -> Vec<u8> {
@@ -165,8 +178,11 @@ fn a_file_of_another_kind_or_version_is_refused() {
     assert!(matches!(restore(&mut cache, b""), Err(StateError::NotAState)));
     assert!(matches!(restore(&mut cache, &[b'x'; 500]), Err(StateError::NotAState)));
     let mut bytes = example();
-    bytes[8] = 2;
-    assert!(matches!(restore(&mut cache, &bytes), Err(StateError::Version { found: 2 })));
+    bytes[8] = 1;
+    assert_eq!(
+        refusal(&mut cache, &bytes),
+        "the state file has format version 1, this server reads version 2; save the state again"
+    );
 }
 
 #[test]
@@ -187,7 +203,9 @@ fn damage_is_found_wherever_it_is() {
     let bytes = example();
     let pages = 3 * cache.stats()[0].page_bytes;
     let pages_at = bytes.len() - 32 - pages;
-    for (at, part) in [(25, "header"), (pages_at - 40, "header"), (pages_at, "pages"), (bytes.len() - 40, "pages")] {
+    for (at, part) in
+        [(25, "header"), (pages_at - 40, "header"), (pages_at, "contents"), (bytes.len() - 40, "contents")]
+    {
         let mut bytes = bytes.clone();
         bytes[at] ^= 1;
         let message = refusal(&mut cache, &bytes);
@@ -217,6 +235,119 @@ fn nothing_is_saved_while_a_step_runs() {
     cache.commit(step.id).unwrap();
 }
 
+#[test]
+fn a_file_holds_nothing_of_slots_that_are_not_its_own() {
+    let mut cache = full_cache();
+    let donor = cache.create();
+    feed(&mut cache, donor, &tokens(0, 200));
+    paint(&cache, donor);
+    let fork = cache.fork(donor, 140).unwrap();
+    let bytes = saved(&cache, fork);
+    let mut other = full_cache();
+    let back = restore(&mut other, &bytes).unwrap();
+    let view = other.views().remove(0);
+    let pages: Vec<_> = other.page_table(back, 0).unwrap().iter().map(|e| raw(&view, e.page)).collect();
+    assert_eq!(pages, contents(&cache, fork));
+}
+
+/// A cache with recurrent state and a sequence of 320 tokens in it, of which 100 and 299 have snapshots.
+fn hybrid_example() -> (Cache, SeqId) {
+    let mut cache = Cache::new(hybrid(2, 4)).unwrap();
+    let seq = cache.admit(None, 400).unwrap();
+    cache.keep_snapshots(seq, &[100, 299]).unwrap();
+    fold::step(&mut cache, &[(seq, &tokens(0, 300))]);
+    fold::step(&mut cache, &[(seq, &tokens(5000, 20))]);
+    (cache, seq)
+}
+
+#[test]
+fn recurrent_state_and_its_snapshots_come_back() {
+    let (cache, seq) = hybrid_example();
+    paint(&cache, seq);
+    let bytes = saved(&cache, seq);
+    let mut other = Cache::new(hybrid(2, 4)).unwrap();
+    let back = restore(&mut other, &bytes).unwrap();
+    fold::check(&other, back);
+    assert_eq!((other.planes(back).unwrap()[0].0, other.snapshots()), (320, 2));
+    assert_eq!(contents(&other, back), contents(&cache, seq));
+    other.retain(back).unwrap();
+    // What was computed for the prompt is used for the prompt.
+    for (n, found) in [(99, None), (200, Some(100)), (299, Some(299))] {
+        let prefix = other.longest_prefix(&tokens(0, n));
+        assert_eq!(prefix.map(|p| p.tokens), found);
+        let Some(prefix) = prefix else { continue };
+        let again = other.admit(Some(prefix), 10).unwrap();
+        fold::step(&mut other, &[(again, &[1, 2])]);
+        other.release(again).unwrap();
+    }
+    // Once more, the snapshots are there already.
+    let twice = restore(&mut other, &bytes).unwrap();
+    assert_eq!(other.snapshots(), 2);
+    fold::step(&mut other, &[(twice, &[3])]);
+    other.erase(twice).unwrap();
+    assert_eq!(other.snapshots(), 2, "the first one still begins with them");
+    let idle = other.longest_prefix(&[tokens(0, 300), tokens(5000, 20)].concat()).unwrap().donor;
+    other.erase(idle).unwrap();
+    let stats = other.state_stats().unwrap();
+    assert_eq!((other.snapshots(), stats.free), (0, stats.total));
+    assert!(other.stats().iter().all(|s| s.free == s.total));
+}
+
+#[test]
+fn a_windowed_prompt_is_reused_after_a_restore() {
+    let config = || CacheConfig { snapshots: 4, ..config(vec![group("kv", 1, None), group("swa", 2, Some(100))]) };
+    let mut cache = Cache::new(config()).unwrap();
+    let seq = cache.create();
+    cache.keep_snapshots(seq, &[299]).unwrap();
+    feed(&mut cache, seq, &tokens(0, 300));
+    feed(&mut cache, seq, &tokens(5000, 400));
+    paint(&cache, seq);
+    let bytes = saved(&cache, seq);
+    let donor = cache.longest_prefix(&tokens(0, 299)).unwrap().donor;
+    let mut other = Cache::new(config()).unwrap();
+    let back = restore(&mut other, &bytes).unwrap();
+    let prefix = other.longest_prefix(&tokens(0, 299)).unwrap();
+    assert_eq!(prefix.tokens, 299);
+    assert_eq!(contents(&other, prefix.donor), contents(&cache, donor));
+    feed(&mut other, back, &[1, 2, 3]);
+    let fork = other.admit(Some(prefix), 10).unwrap();
+    feed(&mut other, fork, &[1, 2, 3]);
+    [back, fork].into_iter().for_each(|seq| other.release(seq).unwrap());
+    while other.evict_lru().is_some() {}
+    assert!(other.stats().iter().all(|s| s.free == s.total));
+}
+
+#[test]
+fn without_room_for_its_snapshots_a_sequence_comes_back_alone() {
+    let (cache, seq) = hybrid_example();
+    let bytes = saved(&cache, seq);
+    let small = CacheConfig { slots: 1, states: states(0, 0), ..hybrid(0, 4) };
+    let mut other = Cache::new(small).unwrap();
+    let back = restore(&mut other, &bytes).unwrap();
+    fold::check(&other, back);
+    assert_eq!(other.snapshots(), 0);
+    fold::step(&mut other, &[(back, &[3])]);
+    other.reserve(back, 10).unwrap();
+    assert_eq!(refusal(&mut other, &bytes), "the cache `state` has room for 0 more states, 1 are needed");
+}
+
+#[test]
+fn other_recurrent_layers_are_refused_by_name() {
+    let (cache, seq) = hybrid_example();
+    let bytes = saved(&cache, seq);
+    let mut other = hybrid(2, 4);
+    other.states.layers[1].conv = 2;
+    let message = refusal(&mut Cache::new(other).unwrap(), &bytes);
+    assert_eq!(
+        message,
+        "the state file was written with the state of recurrent layer 1 of 1 + 1 words, this server has 2 + 1 words"
+    );
+    let message = refusal(&mut full_cache(), &bytes);
+    assert!(message.contains("the number of layers of cache group 0: 1, this server has 2"), "{message}");
+    let message = refusal(&mut Cache::new(config(vec![group("kv", 1, None)])).unwrap(), &bytes);
+    assert!(message.contains("recurrent layers in number 2, this server has 0"), "{message}");
+}
+
 /// A valid file with bytes of the header changed and the digest of the header put right.
 fn forged(bytes: &[u8], changes: &[(prop::sample::Index, u8)]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
@@ -242,7 +373,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..400), marked: bool) {
-        let mut file = if marked { b"ocotikv\n\x01\0\0\0".to_vec() } else { Vec::new() };
+        let mut file = if marked { b"ocotikv\n\x02\0\0\0".to_vec() } else { Vec::new() };
         file.extend(bytes);
         restore(&mut full_cache(), &file).unwrap_err();
     }
@@ -260,5 +391,22 @@ proptest! {
             assert_eq!(cache.tokens(back).unwrap().len(), 3);
             feed(&mut cache, back, &[4]);
         }
+    }
+
+    #[test]
+    fn a_forged_header_with_state_never_panics(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let (mut cache, seq) = hybrid_example();
+        let bytes = forged(&saved(&cache, seq), &changes);
+        cache.release(seq).unwrap();
+        while cache.evict_lru().is_some() {}
+        if let Ok(back) = restore(&mut cache, &bytes) {
+            feed(&mut cache, back, &[4]);
+            cache.release(back).unwrap();
+            while cache.evict_lru().is_some() {}
+        }
+        let stats = cache.state_stats().unwrap();
+        prop_assert_eq!(stats.free, stats.total);
     }
 }

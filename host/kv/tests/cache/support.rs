@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use opencoti_compute::graph::KvGeometry;
-use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, KvError, Outputs, Planned, SeqId};
+use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, KvError, Outputs, Planned, SeqId, StateConfig};
 use opencoti_plugin_api::Error;
 use opencoti_plugin_api::conformance::reference::PlainRows;
 use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
@@ -90,6 +90,8 @@ pub(crate) fn config(groups: Vec<GroupConfig>) -> CacheConfig {
         step_tokens: 512,
         rollback_tokens: 1,
         whole_texts: false,
+        snapshots: 0,
+        states: StateConfig::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config, Executor};
-use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId};
+use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId, StateConfig};
 use opencoti_model::Model;
 use opencoti_plugin_api::conformance::reference;
 use opencoti_plugin_api::kv_codec::Side;
@@ -40,6 +40,8 @@ impl Runner {
             step_tokens: MAX_ROWS,
             rollback_tokens: 64,
             whole_texts: model.graph.bidirectional,
+            snapshots: 0,
+            states: StateConfig { rollback: 64, ..StateConfig::of(&model.graph) },
         });
         Runner { executor, cache: cache.expect("a cache") }
     }

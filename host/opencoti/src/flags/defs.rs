@@ -138,6 +138,13 @@ flags! {
     /// They are dropped, oldest first, when their pages are needed.
     Retain: u32 = "64", "cache-retain", "kv.retain", |s, v| s.retain = v;
 
+    /// Snapshots kept at positions of prompts, so that others can go on from there.
+    ///
+    /// A model with recurrent layers can share a prompt only where a snapshot of its state is, one with sliding windows
+    /// only where its windows still reach. The oldest are dropped first; none are kept with 0, or when `kv.retain` is 0,
+    /// and fewer when their state takes more than half of the budget.
+    Snapshots: u32 = "16", "cache-snapshots", "kv.snapshots", |s, v| s.snapshots = v;
+
     /// What happens to a request whose demand the cache can't hold.
     ///
     /// The demand is the prompt, less what is shared already, plus the declared bound on generated tokens; it is

@@ -2,6 +2,7 @@
 
 mod batching;
 mod ends;
+mod recurrent;
 mod rig;
 mod sharing;
 mod surface;

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use opencoti_compute::graph::KvGeometry;
+use opencoti_compute::graph::{KvGeometry, StateGeometry};
 use opencoti_compute::plan::{PageSet, Step};
-use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint};
+use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint, StateConfig};
 use opencoti_plugin_api::conformance::reference;
 use opencoti_plugin_api::host::Codec;
 use opencoti_plugin_api::kv_codec::Side;
@@ -69,9 +69,9 @@ impl Watch {
     }
 }
 
-/// Remembers which token was written where, and gathers what each row may see through the plan's segments.
+/// Writes tokens into tiles, a byte in each slot, and gathers what each row may see through the plan's segments. The state of its
+/// recurrent layer, if it has one, is the hash of all tokens seen.
 struct Oracle {
-    written: HashMap<(u32, u32, u32), u32>,
     watch: Arc<Watch>,
     permits: Option<std_mpsc::Receiver<()>>,
     logits: Vec<Vec<f32>>,
@@ -82,9 +82,29 @@ impl Oracle {
     fn write(&mut self, step: &Step) {
         for run in &step.groups[0].appends {
             for (i, row) in run.rows.clone().enumerate() {
-                self.written.insert((run.store, run.page, run.first_slot + i as u32), step.tokens[row as usize]);
+                let at = slot(step, run.store, run.page, run.first_slot + i as u32);
+                // SAFETY: the step was checked, and nobody else uses the memory. Zero is for what was never written.
+                unsafe { at.write(step.tokens[row as usize] as u8 + 1) };
             }
         }
+    }
+
+    /// Goes on with the states of a step. What each row's state is then.
+    fn fold(&self, step: &Step) -> Vec<u64> {
+        let mut states = Vec::new();
+        for run in &step.state_runs {
+            // SAFETY: a plane has two words; nobody else uses the memory.
+            let mut state = run.from.map_or(SEED, |from| unsafe { plane(step, from).read_unaligned() });
+            for (i, row) in run.rows.clone().enumerate() {
+                state = next(state, step.tokens[row as usize]);
+                states.push(state);
+                for write in run.to.iter().filter(|w| w.after as usize == i + 1) {
+                    // SAFETY: as above.
+                    unsafe { plane(step, write.plane).write_unaligned(state) };
+                }
+            }
+        }
+        states
     }
 
     /// The tokens at positions 0 to the row's own, or what is wrong with the plan.
@@ -95,8 +115,10 @@ impl Oracle {
             let PageSet::All(pages) = &segment.pages else { return Err("a selection of pages".to_owned()) };
             for (span, slot) in pages.iter().flat_map(|span| (0..span.len).map(move |slot| (span, slot))) {
                 let position = (span.start_pos + slot) as usize;
-                let token = self.written.get(&(segment.store, span.page, slot)).copied();
-                let token = token.ok_or_else(|| format!("row {row} reads a slot that was never written"))?;
+                // SAFETY: the step was checked, and nobody else uses the memory.
+                let token = unsafe { self::slot(step, segment.store, span.page, slot).read() };
+                let token =
+                    token.checked_sub(1).ok_or_else(|| format!("row {row} reads what was never written"))?.into();
                 if position < seen.len() && seen[position].replace(token).is_some() {
                     return Err(format!("row {row} reads position {position} twice"));
                 }
@@ -106,8 +128,30 @@ impl Oracle {
     }
 }
 
+/// Where a slot's token is.
+fn slot(step: &Step, store: u32, page: u32, slot: u32) -> *mut u8 {
+    let view = &step.stores[store as usize];
+    // SAFETY: the step was checked; a tile has four floats for each slot.
+    unsafe { view.tile(&view.layers[0].k, page, 0).add(slot as usize * 16) }
+}
+
+/// Where a plane is.
+fn plane(step: &Step, plane: u32) -> *mut u64 {
+    let view = step.states.as_ref().expect("states of a step with state runs");
+    assert!((plane as usize) < view.n_planes && view.plane_words == 2);
+    // SAFETY: inside the store.
+    unsafe { view.base.as_ptr().add(plane as usize * 2).cast() }
+}
+
+/// The hash of nothing.
+const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn next(hash: u64, token: u32) -> u64 {
+    (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3).rotate_left(17)
+}
+
 fn hash(tokens: &[u32]) -> u64 {
-    tokens.iter().fold(0xcbf2_9ce4_8422_2325, |h, &t| (h ^ u64::from(t)).wrapping_mul(0x0100_0000_01b3).rotate_left(17))
+    tokens.iter().fold(SEED, |h, &t| next(h, t))
 }
 
 impl StepRunner for Oracle {
@@ -126,12 +170,16 @@ impl StepRunner for Oracle {
         step.check(step.groups.len()).map_err(|e| e.to_string())?;
         self.watch.steps.lock().unwrap().push(step.tokens.len());
         self.write(step);
+        let states = self.fold(step);
         self.logits.clear();
         self.hidden.clear();
         let end_every = self.watch.end_every.load(Ordering::Relaxed);
         for &row in &step.outputs {
             let seen = self.seen(step, row)?;
             let h = hash(&seen);
+            if states.get(row as usize).is_some_and(|&state| state != h) {
+                return Err(format!("the state of row {row} is not that of its {} tokens", seen.len()));
+            }
             let mut logits: Vec<f32> =
                 (0..N_VOCAB as u32).map(|v| (hash(&[h as u32, v]) % 4096) as f32 / 512.0).collect();
             logits[EOS as usize] = if end_every > 0 && h.is_multiple_of(end_every) { 100.0 } else { -100.0 };
@@ -155,6 +203,9 @@ pub(super) struct Sizes {
     pub(super) prefill_chunk: usize,
     pub(super) max_queue: usize,
     pub(super) window: Option<usize>,
+    /// Sequences whose recurrent state there is room for; `None` for a model without.
+    pub(super) states: Option<usize>,
+    pub(super) snapshots: usize,
     /// Steps wait for permits.
     pub(super) held: bool,
     pub(super) admission: Option<Box<dyn AdmissionDecider>>,
@@ -170,6 +221,8 @@ impl Default for Sizes {
             prefill_chunk: 64,
             max_queue: 100,
             window: None,
+            states: None,
+            snapshots: 0,
             held: false,
             admission: None,
         }
@@ -206,17 +259,22 @@ impl Rig {
         let cache = Cache::new(CacheConfig {
             groups,
             capacity_tokens: sizes.capacity,
-            slots: sizes.n_slots + 1,
+            slots: sizes.states.unwrap_or(sizes.n_slots + 1),
             recent_sequences: 8,
             step_tokens: sizes.n_batch,
             rollback_tokens: 1,
             whole_texts: false,
+            snapshots: sizes.snapshots,
+            states: StateConfig {
+                layers: sizes.states.map(|_| StateGeometry { conv: 0, recurrent: 2 }).into_iter().collect(),
+                rollback: 0,
+                idle_planes: if sizes.snapshots > 0 { sizes.snapshots + 8 } else { 0 },
+            },
         })
         .unwrap();
         let (permit, permits) = std_mpsc::channel();
         let watch = Arc::new(Watch::default());
         let runner = Oracle {
-            written: HashMap::new(),
             watch: Arc::clone(&watch),
             permits: sizes.held.then_some(permits),
             logits: Vec::new(),
@@ -303,6 +361,7 @@ impl Rig {
         assert!(cache.stats().iter().all(|s| s.promised == 0), "{:?}", cache.stats());
         while cache.evict_lru().is_some() {}
         assert!(cache.stats().iter().all(|s| s.free == s.total), "{:?}", cache.stats());
+        assert!(cache.state_stats().is_none_or(|s| s.free == s.total && s.promised == 0), "{:?}", cache.state_stats());
         engine
     }
 }

@@ -63,8 +63,8 @@ fn a_sequence_that_is_still_generating_shares_its_prefix() {
     rig.close();
 }
 
-fn identical_prompts_are_computed_once(window: Option<usize>) {
-    let mut rig = Rig::new(Sizes { n_slots: 8, held: true, window, ..Sizes::default() });
+fn identical_prompts_are_computed_once(sizes: Sizes) {
+    let mut rig = Rig::new(Sizes { n_slots: 8, held: true, ..sizes });
     let running: Vec<_> = (0..8).map(|seed| rig.start(sampled(prompt(1, 400), 6, seed))).collect();
     rig.until("all eight hold a slot", |slots| slots.iter().all(|s| s.task.is_some()));
     rig.let_go();
@@ -79,12 +79,17 @@ fn identical_prompts_are_computed_once(window: Option<usize>) {
 
 #[test]
 fn eight_identical_cold_prompts_are_computed_once() {
-    identical_prompts_are_computed_once(None);
+    identical_prompts_are_computed_once(Sizes::default());
 }
 
 #[test]
 fn with_a_sliding_window_too() {
-    identical_prompts_are_computed_once(Some(100));
+    identical_prompts_are_computed_once(Sizes { window: Some(100), ..Sizes::default() });
+}
+
+#[test]
+fn with_recurrent_state_too() {
+    identical_prompts_are_computed_once(Sizes { states: Some(9), ..Sizes::default() });
 }
 
 #[test]
