@@ -97,19 +97,19 @@ impl Conversation {
     ) -> Result<Prepared, ApiError> {
         let rendered = self.render(info)?;
         let constrained = constraint::constraint(asked.form.clone(), &self.tools, info, &rendered.output)?;
-        let output = if asked.form.is_some() && !self.tools.are_usable() {
-            // The constraint holds from the first token, so there is neither a thought nor a call.
-            OutputFormat::default()
-        } else if asked.separates_thoughts {
-            rendered.output
-        } else {
-            OutputFormat { thoughts: false, in_thought: false, ..rendered.output }
+        // A form holds from the first token, so there is neither a thought nor a call.
+        let is_plain = asked.form.is_some() && !self.tools.are_usable();
+        let shows_markers = !is_plain && rendered.output.markers().any(|marker| special_token(info, marker).is_some());
+        let output = match (is_plain, asked.separates_thoughts) {
+            (true, _) => OutputFormat::default(),
+            (false, true) => rendered.output,
+            (false, false) => OutputFormat { thoughts: false, in_thought: false, ..rendered.output },
         };
         // The engine reports a token's own probability only together with at least one alternative.
         let n_probs = asked.top_logprobs.map_or(0, |top| top.max(1));
         let mut request = asked.generation.request(info, config, asked.sampling, n_probs, constrained)?;
         request.sampling.post_sampling_probs = false;
-        request.render_special = output.markers().any(|marker| special_token(info, marker).is_some());
+        request.render_special = shows_markers;
         request.prompt = self.encode(info, &rendered.prompt)?;
         Ok(Prepared { request, output, prompt: rendered.prompt })
     }
