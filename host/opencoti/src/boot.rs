@@ -6,6 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config as ExecutorConfig, Executor};
+use opencoti_compute::cpu::matmul::{Precision, precision};
+use opencoti_compute::quant::WeightType;
 use opencoti_engine::admission::AdmissionDecider;
 use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling, Ranking};
 use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
@@ -103,6 +105,7 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Res
         ),
     );
     add_repeated_layers(&mut summary, model);
+    add_slow_weights(&mut summary, model);
     summary.add(
         "context",
         format!(
@@ -124,6 +127,22 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Res
     add_output_forms(&mut summary, &prepared.template);
     summary.add("threads", threads(settings).to_string());
     Ok(summary)
+}
+
+/// Quantised types without kernels of their own: their products are computed in f32.
+fn add_slow_weights(summary: &mut Summary, model: &Model) {
+    let slow = |ty: WeightType| !ty.is_float() && precision(ty) == Precision::Float;
+    let mut types: Vec<&str> =
+        model.weights.iter().map(|w| w.ty()).filter(|ty| slow(*ty)).map(|ty| ty.name()).collect();
+    types.sort_unstable();
+    types.dedup();
+    if !types.is_empty() {
+        let text = format!(
+            "weights of type {} have no packed kernels; they are brought to f32 in every product",
+            types.join(", ")
+        );
+        summary.add("slower", text);
+    }
 }
 
 /// Blocks that run twice, with a warning about those that rarely do good.
@@ -475,6 +494,8 @@ impl Prepared {
             Box::new(Attention::new(&self.model.graph)),
             ExecutorConfig { threads: threads(settings), max_rows: budget.n_batch, max_outputs: budget.max_outputs },
         )?;
+        // What products need of the weights is packed now.
+        self.model.file.release();
         let info = self.info(settings, registry);
         let parts = EngineParts {
             config: EngineConfig {

@@ -109,6 +109,17 @@ impl GgufFile {
         self.inner.parts.iter().map(|part| part.map.len() as u64).sum()
     }
 
+    /// Gives back the memory that mapped bytes take until somebody reads them again: for weights that were packed into another
+    /// layout and are not needed as the file has them.
+    pub fn release(&self) {
+        for part in &self.inner.parts {
+            // SAFETY: the mapping is of a file and read-only, so that pages given back come again with the same bytes.
+            if let Err(error) = unsafe { part.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) } {
+                tracing::debug!(path = %part.path.display(), %error, "mapped pages stay");
+            }
+        }
+    }
+
     /// Asks the system to read all parts ahead, but for the tensors that `skip` tells by name. A hint: it returns at once, and
     /// what the system makes of it has no effect here.
     pub fn read_ahead(&self, skip: impl Fn(&str) -> bool) {
