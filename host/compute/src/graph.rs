@@ -92,7 +92,7 @@ pub struct Rope {
     pub freq_divisors: Option<WeightId>,
 }
 
-/// Activation function of a feed-forward, gated or not.
+/// Activation function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
@@ -103,6 +103,8 @@ pub enum Activation {
     GeluErf,
     /// The hyperbolic tangent.
     Tanh,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
 }
 
 /// What of a row chooses a row of a table.
@@ -112,6 +114,15 @@ pub enum RowIndex {
     Position,
     /// Its token type: which part of a pair of texts it belongs to.
     TokenType,
+}
+
+/// Which key head a value head of a delta net reads, with `r` value heads for each of `n` key heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HeadMap {
+    /// Value head `h` reads key head `h / r`.
+    Grouped,
+    /// Value head `h` reads key head `h % n`.
+    Tiled,
 }
 
 /// Geometry of one attention layer's keys and values. Layers of equal geometry form a cache group.
@@ -179,8 +190,9 @@ pub enum Op {
     /// Of the output rows, keeps those that the step asks logits for: embeddings need hidden states alone, and a head over
     /// a large vocabulary is much work.
     SelectLogits { out: Value, x: Value },
-    /// Columns `start .. start + width` of every row (parts of a fused projection).
-    Columns { out: Value, x: Value, start: usize },
+    /// From every run of `group` elements of a row those from `start` on, as many as fill `out` evenly (parts of a fused
+    /// projection; `group` is the width where each part is in one piece, less where heads interleave their parts).
+    Columns { out: Value, x: Value, group: usize, start: usize },
     /// `out = x * sigmoid(gate)`; each element of `gate` serves `width(x) / width(gate)` elements of `x` in a run.
     Gate { out: Value, x: Value, gate: Value },
     /// Chooses the `k` experts of the largest logits for each row, of equal ones the first. `out` holds `k` experts by
@@ -192,6 +204,46 @@ pub enum Op {
     ExpertMatMul { out: Value, x: Value, route: Value, experts: Experts },
     /// For each row the sum of its experts' rows of `x`, each times its weight in `route`.
     Combine { out: Value, x: Value, route: Value },
+    /// Every row of `a` followed by that of `b`.
+    Concat { out: Value, a: Value, b: Value },
+    /// `out = a ⊙ b`.
+    Mul { out: Value, a: Value, b: Value },
+    /// `x / sqrt(Σx² + eps)` over every run of `group` elements of a row.
+    L2Norm { out: Value, x: Value, eps: f32, group: usize },
+    /// Logarithm of the factor by which a memory fades: `out = rate ⊙ softplus(x + bias)`; rates are negative.
+    Decay { out: Value, x: Value, bias: WeightId, rate: WeightId },
+    /// Causal convolution of every channel by itself over the last rows of its sequence: `weight` has a row of taps for each
+    /// channel, the last one for the current row. Its memory is the layer's `conv` words: the last inputs, oldest first.
+    ShortConv { out: Value, x: Value, weight: WeightId, layer: StateLayerId },
+    /// Gated delta net. The memory of a value head is a matrix `S` of as many rows as its key head `k` has elements and as
+    /// many columns as its `v`; heads lie one after the other in the layer's `recurrent` words. For every row in turn
+    /// `S ← e^decay S`, `S ← S + k (beta (v - Sᵀk))ᵀ`, `out = scale Sᵀq`. `decay` and `beta` have an element a value head.
+    DeltaNet {
+        out: Value,
+        q: Value,
+        k: Value,
+        v: Value,
+        decay: Value,
+        beta: Value,
+        layer: StateLayerId,
+        map: HeadMap,
+        scale: f32,
+    },
+}
+
+/// Operands of [`GraphBuilder::delta_net`].
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaInputs {
+    /// Normalised queries.
+    pub q: Value,
+    /// Normalised keys.
+    pub k: Value,
+    /// Values.
+    pub v: Value,
+    /// Logarithm of the decay, an element a value head.
+    pub decay: Value,
+    /// How far a row corrects, an element a value head.
+    pub beta: Value,
 }
 
 /// Layers that share pages: one page-table entry serves them all.
@@ -491,9 +543,71 @@ impl GraphBuilder {
 
     /// Columns `start .. start + width`.
     pub fn columns(&mut self, x: Value, start: usize, width: usize) -> Value {
-        assert!(start + width <= self.width(x));
+        let group = self.width(x);
+        self.head_columns(x, group, start, width)
+    }
+
+    /// Columns `start .. start + width` of every run of `group` columns.
+    pub fn head_columns(&mut self, x: Value, group: usize, start: usize, width: usize) -> Value {
+        assert!(start + width <= group && self.width(x).is_multiple_of(group));
+        let out = self.value(self.width(x) / group * width);
+        self.graph.ops.push(Op::Columns { out, x, group, start });
+        out
+    }
+
+    /// Rows of `a` followed by those of `b`.
+    pub fn concat(&mut self, a: Value, b: Value) -> Value {
+        let out = self.value(self.width(a) + self.width(b));
+        self.graph.ops.push(Op::Concat { out, a, b });
+        out
+    }
+
+    /// `a ⊙ b`.
+    pub fn mul(&mut self, a: Value, b: Value) -> Value {
+        assert_eq!(self.width(a), self.width(b));
+        let out = self.value(self.width(a));
+        self.graph.ops.push(Op::Mul { out, a, b });
+        out
+    }
+
+    /// Every head to length 1.
+    pub fn l2_norm(&mut self, x: Value, eps: f32, head_dim: usize) -> Value {
+        assert!(self.width(x).is_multiple_of(head_dim));
+        let out = self.value(self.width(x));
+        self.graph.ops.push(Op::L2Norm { out, x, eps, group: head_dim });
+        out
+    }
+
+    /// `rate ⊙ softplus(x + bias)`.
+    pub fn decay(&mut self, x: Value, bias: WeightId, rate: WeightId) -> Value {
+        let width = self.width(x);
+        assert!([bias, rate].iter().all(|w| self.decl(*w).cols == width), "`{}`", self.decl(bias).name);
         let out = self.value(width);
-        self.graph.ops.push(Op::Columns { out, x, start });
+        self.graph.ops.push(Op::Decay { out, x, bias, rate });
+        out
+    }
+
+    /// Causal convolution of each channel over the last rows; the layer keeps what the next rows need.
+    pub fn short_conv(&mut self, x: Value, weight: WeightId, layer: StateLayerId) -> Value {
+        let (width, taps) = (self.width(x), self.decl(weight).cols);
+        assert_eq!(self.decl(weight).rows, width, "channels of `{}`", self.decl(weight).name);
+        assert_eq!(self.graph.state_layers[layer.0 as usize].conv, (taps - 1) * width);
+        let out = self.value(width);
+        self.graph.ops.push(Op::ShortConv { out, x, weight, layer });
+        out
+    }
+
+    /// Gated delta net; the result is as wide as the values.
+    pub fn delta_net(&mut self, inputs: DeltaInputs, layer: StateLayerId, map: HeadMap, scale: f32) -> Value {
+        let DeltaInputs { q, k, v, decay, beta } = inputs;
+        let (width, v_heads) = (self.width(v), self.width(decay));
+        let state = self.graph.state_layers[layer.0 as usize].recurrent;
+        assert!(self.width(q) == self.width(k) && self.width(beta) == v_heads && width.is_multiple_of(v_heads));
+        let k_dim = state / width;
+        assert!(state == k_dim * width && self.width(k).is_multiple_of(k_dim));
+        assert!(v_heads.is_multiple_of(self.width(k) / k_dim));
+        let out = self.value(width);
+        self.graph.ops.push(Op::DeltaNet { out, q, k, v, decay, beta, layer, map, scale });
         out
     }
 

@@ -137,6 +137,10 @@ mod tests {
         ("gemma4-12b", 16_384, 327_680, Some(1024)),
         ("gemma4-26b-a4b", 20_480, 204_800, Some(1024)),
         ("gemma4-31b", 81_920, 819_200, Some(1024)),
+        ("qwen35-0.8b", 12_288, 0, None),
+        ("qwen35-9b", 32_768, 0, None),
+        ("qwen35-27b", 65_536, 0, None),
+        ("qwen35-35b-a3b", 20_480, 0, None),
     ];
 
     #[test]
@@ -148,6 +152,20 @@ mod tests {
             assert_eq!(2 * demands.window_elements(), windowed, "{name}");
             let found = demands.caches.iter().find_map(|c| c.geometry.window);
             assert_eq!(found, window, "{name}");
+        }
+    }
+
+    #[test]
+    fn states_of_each_hybrid_preset_take_what_is_known() {
+        for (name, layers, bytes) in [
+            ("qwen35-0.8b", 18, 20_201_472),
+            ("qwen35-9b", 24, 52_690_944),
+            ("qwen35-27b", 48, 156_893_184),
+            ("qwen35-35b-a3b", 30, 65_863_680),
+            ("qwen3next-80b-a3b", 36, 79_036_416),
+        ] {
+            let graph = model(name).graph;
+            assert_eq!((graph.state_layers.len(), 4 * graph.state_words()), (layers, bytes), "{name}");
         }
     }
 

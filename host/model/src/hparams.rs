@@ -22,8 +22,10 @@ const LAYER_NORMED: [&str; 1] = ["bert"];
 /// The common hyperparameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HParams {
-    /// Transformer blocks.
+    /// Transformer blocks of the trunk.
     pub block_count: usize,
+    /// Blocks behind the trunk that draft tokens (NextN).
+    pub nextn_blocks: usize,
     /// Context length the model was trained for, in tokens.
     pub context_length: usize,
     /// Width of the residual stream, E.
@@ -92,7 +94,7 @@ pub enum PoolingType {
 pub struct LayerParams {
     /// Query heads.
     pub n_heads: usize,
-    /// KV heads; divides the query heads.
+    /// KV heads; divides the query heads. 0 in a layer without attention.
     pub n_kv_heads: usize,
     /// Width of the feed-forward; may be 0 where there are experts.
     pub feed_forward: usize,
@@ -145,12 +147,18 @@ impl HParams {
     /// A mandatory key is missing, or a value is of a wrong type, out of range or contradicts another.
     pub fn read(file: &GgufFile, arch: &str) -> Result<HParams, ModelError> {
         let keys = Keys::of(file, arch);
-        let block_count = keys.positive("block_count")?;
+        let stored = keys.positive("block_count")?;
         let tensors = file.tensors().count();
-        if block_count > tensors {
-            let detail = format!("says {block_count} blocks, but the file has only {tensors} tensors");
+        if stored > tensors {
+            let detail = format!("says {stored} blocks, but the file has only {tensors} tensors");
             return Err(keys.error("block_count", detail));
         }
+        let nextn_blocks = keys.size("nextn_predict_layers")?.unwrap_or(0);
+        if nextn_blocks >= stored {
+            let detail = format!("is {nextn_blocks}, expected less than the {stored} blocks of the file");
+            return Err(keys.error("nextn_predict_layers", detail));
+        }
+        let block_count = stored - nextn_blocks;
         let embedding_length = keys.positive("embedding_length")?;
         let context_length = keys.positive("context_length")?;
         let layers = keys.layers(block_count)?;
@@ -158,6 +166,7 @@ impl HParams {
         let sliding_window = keys.size("attention.sliding_window")?.filter(|&w| w > 0);
         let mut hparams = HParams {
             block_count,
+            nextn_blocks,
             context_length,
             long_context: false,
             embedding_length,
@@ -214,7 +223,8 @@ impl<'a> Keys<'a> {
         Keys { meta: file.metadata(), arch }
     }
 
-    fn name(&self, key: &str) -> String {
+    /// A key with its prefix.
+    pub(crate) fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.arch)
     }
 
@@ -224,12 +234,12 @@ impl<'a> Keys<'a> {
     }
 
     /// A size, if the key is there.
-    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         Ok(self.meta.u32(&self.name(key))?.map(|v| v as usize))
     }
 
     /// A mandatory size, at least 1.
-    fn positive(&self, key: &str) -> Result<usize, ModelError> {
+    pub(crate) fn positive(&self, key: &str) -> Result<usize, ModelError> {
         match self.size(key)? {
             Some(0) => Err(self.meta.unexpected(&self.name(key), "at least 1").into()),
             Some(size) => Ok(size),
@@ -311,16 +321,12 @@ impl<'a> Keys<'a> {
 
     fn check_layer(&self, l: usize, layer: LayerParams, dense: bool) -> Result<LayerParams, ModelError> {
         let LayerParams { n_heads, n_kv_heads, feed_forward } = layer;
-        for (key, size) in [
-            ("attention.head_count", n_heads),
-            ("attention.head_count_kv", n_kv_heads),
-            ("feed_forward_length", feed_forward),
-        ] {
+        for (key, size) in [("attention.head_count", n_heads), ("feed_forward_length", feed_forward)] {
             if size == 0 && (dense || key != "feed_forward_length") {
                 return Err(self.error(key, format!("is 0 in layer {l}, expected at least 1")));
             }
         }
-        if !n_heads.is_multiple_of(n_kv_heads) {
+        if n_kv_heads > 0 && !n_heads.is_multiple_of(n_kv_heads) {
             let detail = format!("is {n_kv_heads} in layer {l}, which does not divide the {n_heads} query heads");
             return Err(self.error("attention.head_count_kv", detail));
         }

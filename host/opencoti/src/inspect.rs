@@ -63,6 +63,14 @@ pub fn model(settings: &Settings, file: &Path, as_json: bool) -> Result<()> {
             ),
         );
     }
+    if h.nextn_blocks > 0 {
+        line("NextN", format!("{} blocks behind the trunk, unused until drafting", h.nextn_blocks));
+    }
+    let states = model.graph.state_layers.len();
+    if states > 0 {
+        let bytes = (model.graph.state_words() * size_of::<f32>()) as f64;
+        line("state", format!("{states} recurrent layers, {} a sequence", show(bytes)));
+    }
     println!("\nKV a token, K and V in the same codec, all layers:");
     for cost in &costs {
         match &cost.bytes {
@@ -91,6 +99,8 @@ fn to_json(model: &Model, costs: &[Cost]) -> Value {
         "vocabulary": model.hparams.vocab_size,
         "chat_template": model.chat_templates.default.is_some(),
         "kv_bytes_per_token": kv,
+        "state_bytes_per_sequence": model.graph.state_words() * size_of::<f32>(),
+        "nextn_blocks": model.hparams.nextn_blocks,
     })
 }
 

@@ -4,6 +4,7 @@ pub mod attention;
 pub mod executor;
 pub mod matmul;
 pub mod pool;
+pub mod recurrent;
 pub mod rope;
 pub mod simd;
 pub mod vecmath;

@@ -77,6 +77,26 @@ per_isa! {
     /// `out = x ⊙ sigmoid(gate)`, each element of the gate for an equal part of `x`.
     gate(x: &[f32], gate: &[f32], out: &mut [f32]) = gate_loop
 }
+per_isa! {
+    /// `out = a ⊙ b`.
+    mul(a: &[f32], b: &[f32], out: &mut [f32]) = mul_loop
+}
+per_isa! {
+    /// `out += a ⊙ b`.
+    add_product(a: &[f32], b: &[f32], out: &mut [f32]) = add_product_loop
+}
+per_isa! {
+    /// `out = x / sqrt(Σx² + eps)` over the whole slice.
+    l2_norm(x: &[f32], eps: f32, out: &mut [f32]) = l2_norm_loop
+}
+per_isa! {
+    /// `out = rate ⊙ softplus(x + bias)`.
+    decay(x: &[f32], bias: &[f32], rate: &[f32], out: &mut [f32]) = decay_loop
+}
+per_isa! {
+    /// `out ⊙= factor · e^(top - x)`.
+    scale_by_exp(top: f32, x: &[f32], factor: f32, out: &mut [f32]) = scale_by_exp_loop
+}
 
 #[inline(always)]
 fn rms_norm_loop(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
@@ -110,6 +130,7 @@ fn activate_loop(act: Activation, x: &[f32], out: &mut [f32]) {
         Activation::Silu => map(x, out, |x| x * sigmoid(x)),
         Activation::GeluTanh => map(x, out, gelu_tanh),
         Activation::GeluErf => map(x, out, gelu_erf),
+        Activation::Sigmoid => map(x, out, sigmoid),
         Activation::Tanh => map(x, out, |x| 2.0 * sigmoid(2.0 * x) - 1.0),
     }
 }
@@ -220,15 +241,50 @@ fn add_scaled_loop(x: &[f32], factor: f32, out: &mut [f32]) {
 
 #[inline(always)]
 fn gate_loop(x: &[f32], gate: &[f32], out: &mut [f32]) {
-    let part = x.len() / gate.len();
-    if part == 1 {
+    if x.len() == gate.len() {
         for ((o, x), g) in out.iter_mut().zip(x).zip(gate) {
             *o = x * sigmoid(*g);
         }
         return;
     }
+    let part = x.len() / gate.len();
     for ((out, x), g) in out.chunks_exact_mut(part).zip(x.chunks_exact(part)).zip(gate) {
         scale_loop(x, sigmoid(*g), out);
+    }
+}
+
+#[inline(always)]
+fn mul_loop(a: &[f32], b: &[f32], out: &mut [f32]) {
+    for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
+        *o = a * b;
+    }
+}
+
+#[inline(always)]
+fn add_product_loop(a: &[f32], b: &[f32], out: &mut [f32]) {
+    for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
+        *o += a * b;
+    }
+}
+
+#[inline(always)]
+fn l2_norm_loop(x: &[f32], eps: f32, out: &mut [f32]) {
+    scale_loop(x, 1.0 / (sum_of_squares(x) + eps).sqrt(), out);
+}
+
+/// A few elements a row: exact rather than quick. For large x the logarithm vanishes in rounding by itself.
+#[inline(always)]
+fn decay_loop(x: &[f32], bias: &[f32], rate: &[f32], out: &mut [f32]) {
+    for (((o, x), b), r) in out.iter_mut().zip(x).zip(bias).zip(rate) {
+        let x = x + b;
+        *o = r * (x.max(0.0) + (-x.abs()).exp().ln_1p());
+    }
+}
+
+#[inline(always)]
+fn scale_by_exp_loop(top: f32, x: &[f32], factor: f32, out: &mut [f32]) {
+    for (o, x) in out.iter_mut().zip(x) {
+        *o *= factor * exp(top - x);
     }
 }
 

@@ -160,7 +160,13 @@ impl ArchBuilder<'_> {
     }
 
     /// The norm of every run of `group` elements, if there is one.
-    fn head_norm(&mut self, hp: &HParams, weight: &str, x: Value, group: Option<usize>) -> Result<Value, ModelError> {
+    pub(super) fn head_norm(
+        &mut self,
+        hp: &HParams,
+        weight: &str,
+        x: Value,
+        group: Option<usize>,
+    ) -> Result<Value, ModelError> {
         let Some(group) = group else { return Ok(x) };
         let weight = self.vector(weight, group)?;
         Ok(self.graph.head_norm(x, Some(weight), hp.rms_eps, group))

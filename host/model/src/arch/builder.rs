@@ -110,6 +110,14 @@ impl<'a> ArchBuilder<'a> {
         Ok(self.graph.scale(product, factor))
     }
 
+    /// KV heads of a block that attends.
+    pub(super) fn kv_heads(&self, l: usize, layer: LayerParams) -> Result<usize, ModelError> {
+        match layer.n_kv_heads {
+            0 => Err(self.key_error("attention.head_count_kv", format!("is 0 in layer {l}, expected at least 1"))),
+            heads => Ok(heads),
+        }
+    }
+
     /// Queries, keys and values of block `l`, from three projections or from one fused one (rows q, k, v).
     pub(super) fn qkv(
         &mut self,
@@ -119,7 +127,7 @@ impl<'a> ArchBuilder<'a> {
         layer: LayerParams,
         head: HeadParams,
     ) -> Result<[Value; 3], ModelError> {
-        let LayerParams { n_heads, n_kv_heads, .. } = layer;
+        let (n_heads, n_kv_heads) = (layer.n_heads, self.kv_heads(l, layer)?);
         let widths = [n_heads * head.key, n_kv_heads * head.key, n_kv_heads * head.value];
         let fused = format!("blk.{l}.attn_qkv");
         if self.has(&format!("{fused}.weight")) {
@@ -181,16 +189,39 @@ impl<'a> ArchBuilder<'a> {
         }
     }
 
+    /// The refusal of a key of the file's architecture.
+    pub(super) fn key_error(&self, key: &str, detail: String) -> ModelError {
+        let arch = self.file.metadata().str("general.architecture").ok().flatten().unwrap_or_default();
+        ModelError::Key { file: self.file.name().to_owned(), key: format!("{arch}.{key}"), detail }
+    }
+
+    /// Takes the tensors of blocks behind the trunk for known: they draft tokens, which nothing does yet.
+    pub(super) fn ignore_drafting_blocks(&mut self, hp: &HParams) {
+        let blocks = hp.block_count..hp.block_count + hp.nextn_blocks;
+        let drafts = |name: &str| {
+            let block = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+            block.is_some_and(|block: usize| blocks.contains(&block))
+        };
+        let names = self.file.tensors().map(|t| t.name.as_str());
+        self.known.extend(names.filter(|name| drafts(name)).map(str::to_owned));
+    }
+
     /// Ends the graph with final norm and head over the output rows of `x`; see [`end`](Self::end).
     pub(super) fn finish(mut self, x: Value, table: WeightId, hparams: &HParams) -> Result<Graph, ModelError> {
-        let (hidden, logits) = self.head(x, table, hparams)?;
+        let (hidden, logits) = self.head("output_norm", x, table, hparams)?;
         self.end(hidden, logits)
     }
 
-    /// The last hidden state of the output rows of `x`, and their logits. The embedding table is the head if the file has no
-    /// other.
-    pub(super) fn head(&mut self, x: Value, table: WeightId, hparams: &HParams) -> Result<(Value, Value), ModelError> {
-        let norm = self.vector("output_norm.weight", hparams.embedding_length)?;
+    /// The last hidden state of the output rows of `x`, normed by the weight of that name, and their logits. The embedding
+    /// table is the head if the file has no other.
+    pub(super) fn head(
+        &mut self,
+        norm: &str,
+        x: Value,
+        table: WeightId,
+        hparams: &HParams,
+    ) -> Result<(Value, Value), ModelError> {
+        let norm = self.vector(&format!("{norm}.weight"), hparams.embedding_length)?;
         let hidden = self.graph.rms_norm(x, norm, hparams.rms_eps);
         let chosen = self.graph.select_logits(hidden);
         let logits = match self.has("output.weight") {

@@ -47,7 +47,7 @@ fn build_with(file: &GgufFile, hp: &HParams, keys: &Keys<'_>) -> Result<Graph, M
     for pass in hp.passes() {
         x = b.block(hp, pass, x, &block)?;
     }
-    let (hidden, logits) = b.head(x, table, hp)?;
+    let (hidden, logits) = b.head("output_norm", x, table, hp)?;
     let logits = b.graph.scale(logits, 1.0 / keys.required_number("logit_scale")?);
     b.end(hidden, logits)
 }

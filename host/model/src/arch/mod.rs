@@ -7,13 +7,18 @@ mod gemma2;
 mod gemma3;
 mod gemma4;
 mod granite;
+mod hybrid;
+mod lfm2;
 mod llama;
 mod moe;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod smollm3;
 #[cfg(test)]
 mod tests;
@@ -42,12 +47,16 @@ static ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "gemma4", repeats: true, build: gemma4::build },
     Architecture { name: "granite", repeats: true, build: granite::build },
     Architecture { name: "granitemoe", repeats: true, build: granite::build_experts },
+    Architecture { name: "lfm2", repeats: true, build: lfm2::build },
     Architecture { name: "llama", repeats: true, build: llama::build },
     Architecture { name: "olmo2", repeats: true, build: olmo2::build },
     Architecture { name: "phi3", repeats: true, build: phi3::build },
     Architecture { name: "qwen2", repeats: true, build: qwen2::build },
     Architecture { name: "qwen3", repeats: true, build: qwen3::build },
+    Architecture { name: "qwen35", repeats: true, build: qwen35::build },
+    Architecture { name: "qwen35moe", repeats: true, build: qwen35moe::build },
     Architecture { name: "qwen3moe", repeats: true, build: qwen3moe::build },
+    Architecture { name: "qwen3next", repeats: true, build: qwen3next::build },
     Architecture { name: "smollm3", repeats: true, build: smollm3::build },
 ];
 

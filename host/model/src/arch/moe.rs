@@ -76,7 +76,6 @@ impl ArchBuilder<'_> {
 
     /// `sigmoid(gate x) * ffn(x)` of the expert of block `l` that serves every token: `ffn_gate_shexp`, `ffn_up_shexp`,
     /// `ffn_down_shexp`, and `ffn_gate_inp_shexp` for the gate.
-    #[allow(dead_code, reason = "the hybrids use it")]
     pub(super) fn shared_expert(
         &mut self,
         l: usize,

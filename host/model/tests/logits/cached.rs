@@ -7,10 +7,13 @@ use opencoti_model::Model;
 use opencoti_plugin_api::conformance::reference;
 use opencoti_plugin_api::kv_codec::Side;
 
+use crate::planes::Planes;
+
 /// A model with its cache.
 pub(crate) struct Runner {
     executor: Executor,
     cache: Cache,
+    planes: Option<Planes>,
 }
 
 /// Most rows of a step.
@@ -43,7 +46,7 @@ impl Runner {
             snapshots: 0,
             states: StateConfig { rollback: 64, ..StateConfig::of(&model.graph) },
         });
-        Runner { executor, cache: cache.expect("a cache") }
+        Runner { executor, cache: cache.expect("a cache"), planes: Planes::new(&model.graph) }
     }
 
     /// A new sequence.
@@ -54,6 +57,13 @@ impl Runner {
     /// Cuts a sequence to its first `n` tokens.
     pub(crate) fn truncate(&mut self, seq: SeqId, n: usize) {
         assert_eq!(self.cache.truncate(seq, n).expect("known"), n);
+        self.planes.iter_mut().for_each(|planes| planes.truncate(seq, n));
+    }
+
+    /// The same with a mistake in recurrent layers, see [`Planes::truncate_without_inputs`].
+    pub(crate) fn truncate_without_inputs(&mut self, seq: SeqId, n: usize) {
+        assert_eq!(self.cache.truncate(seq, n).expect("known"), n);
+        self.planes.as_mut().expect("recurrent layers").truncate_without_inputs(seq, n, self.executor.graph());
     }
 
     /// One step: each sequence goes on with its tokens. Logits of all rows of each.
@@ -64,7 +74,11 @@ impl Runner {
     /// The same for the outputs that are wanted of each.
     pub(crate) fn step_for(&mut self, batch: &[(SeqId, &[u32])], outputs: Outputs) -> Vec<Vec<f32>> {
         let items: Vec<_> = batch.iter().map(|&(seq, tokens)| BatchItem { seq, tokens, outputs }).collect();
-        let planned = self.cache.plan(&items).expect("a plan");
+        let mut planned = self.cache.plan(&items).expect("a plan");
+        if let Some(planes) = &mut self.planes {
+            let rows = batch.iter().zip(&planned.rows).map(|((seq, _), rows)| (*seq, rows.clone()));
+            planes.plan(&mut planned.step, rows);
+        }
         let results = self.executor.run(&planned.step).expect("runs");
         let mut next = 0..results.rows();
         let count = |rows: &std::ops::Range<u32>| match outputs {

@@ -46,6 +46,11 @@ pub(crate) const NAMES: &[&str] = &[
     "granitemoe",
     "qwen3moe",
     "llama-experts",
+    "qwen35",
+    "qwen35-ends-recurrent",
+    "qwen35moe",
+    "qwen3next",
+    "lfm2",
 ];
 
 /// Path of a fixture file.

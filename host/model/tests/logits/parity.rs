@@ -1,7 +1,7 @@
 //! The tiny models as the engine runs them, executor and paged cache, against the logits of transformers: however the tokens
 //! are cut into steps, whatever else is in the batch, and after taking tokens back.
 
-use opencoti_kv::Outputs;
+use opencoti_kv::{Outputs, SeqId};
 use proptest::prelude::*;
 
 use crate::cached::Runner;
@@ -124,6 +124,41 @@ fn tokens_taken_back_leave_no_trace() {
         runner.truncate(seq, 17);
         let logits = runner.step(&[(seq, &f.tokens[17..])]).concat();
         assert_close(name, "after truncation", &logits, f.expected(17..41));
+    }
+}
+
+/// Logits of the tokens from `20 + accepted` on, after five tokens were tried of which so many were right, and the rest taken
+/// back by `back`.
+fn after_trying(f: &Fixture, accepted: usize, back: impl Fn(&mut Runner, SeqId, usize)) -> Vec<f32> {
+    let mut runner = Runner::new(&f.model, 1);
+    let seq = runner.create();
+    runner.step(&[(seq, &f.tokens[..20])]);
+    let mut tried = f.tokens[20..25].to_vec();
+    tried[accepted..].iter_mut().for_each(|t| *t = (*t + 1) % f.vocab as u32);
+    runner.step(&[(seq, &tried)]);
+    back(&mut runner, seq, 20 + accepted);
+    runner.step(&[(seq, &f.tokens[20 + accepted..])]).concat()
+}
+
+#[test]
+fn any_number_of_tried_tokens_can_be_kept() {
+    for name in NAMES {
+        let f = fixture(name);
+        for accepted in 0..5 {
+            let logits = after_trying(&f, accepted, Runner::truncate);
+            assert_close(name, &format!("{accepted} kept"), &logits, f.expected(20 + accepted..41));
+        }
+    }
+}
+
+#[test]
+fn inputs_of_convolutions_that_are_not_taken_back_are_seen() {
+    for name in ["qwen35", "lfm2"] {
+        let f = fixture(name);
+        for accepted in 1..4 {
+            let logits = after_trying(&f, accepted, Runner::truncate_without_inputs);
+            assert!(max_diff(&logits, f.expected(20 + accepted..41)) > 0.01, "{name}, {accepted} kept");
+        }
     }
 }
 

@@ -1,42 +1,58 @@
 //! A plain f64 interpreter of graphs: no cache, no batching, no speed. One sequence from position 0, all rows at once.
 
 use opencoti_compute::graph::{
-    Activation, Experts, Graph, KvGeometry, Op, Rope, RopePairing, RopeScaling, RowIndex, Value, WeightId,
+    Activation, DeltaInputs, Experts, Graph, HeadMap, KvGeometry, Op, Rope, RopePairing, RopeScaling, RowIndex,
+    StateLayerId, Value, WeightId,
 };
 use opencoti_compute::weights::Weight;
 
 type Matrix = Vec<Vec<f64>>;
 
+/// Mistakes that no change of a graph can make.
+#[derive(Clone, Copy)]
+pub(crate) struct Mistakes {
+    /// What stands for GELU.
+    pub(crate) gelu: fn(f64) -> f64,
+    /// Delta nets compare values to what their memory answers before it fades.
+    pub(crate) decay_after_error: bool,
+    /// Weights of experts go to what they read instead of what they make.
+    pub(crate) weighted_inputs: bool,
+}
+
+impl Default for Mistakes {
+    fn default() -> Mistakes {
+        Mistakes { gelu: gelu_tanh, decay_after_error: false, weighted_inputs: false }
+    }
+}
+
 /// Logits of every row of `tokens`, or hidden states where the graph has no logits, as f32, one row after the other.
 pub(crate) fn logits(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
-    interpret(graph, weights, tokens, tokens.len(), gelu_tanh, false)
+    interpret(graph, weights, tokens, tokens.len(), Mistakes::default())
 }
 
 /// The same with another function in the place of GELU.
 pub(crate) fn logits_with(graph: &Graph, weights: &[Weight], tokens: &[u32], gelu: fn(f64) -> f64) -> Vec<f32> {
-    interpret(graph, weights, tokens, tokens.len(), gelu, false)
+    interpret(graph, weights, tokens, tokens.len(), Mistakes { gelu, ..Mistakes::default() })
 }
 
 /// The mistake of weighting what experts read instead of what they make.
 pub(crate) fn logits_with_weighted_inputs(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
-    interpret(graph, weights, tokens, tokens.len(), gelu_tanh, true)
+    interpret(graph, weights, tokens, tokens.len(), Mistakes { weighted_inputs: true, ..Mistakes::default() })
 }
 
 /// The same of a pair of texts, of which the second begins at row `second`.
 pub(crate) fn pair(graph: &Graph, weights: &[Weight], tokens: &[u32], second: usize) -> Vec<f32> {
-    interpret(graph, weights, tokens, second, gelu_tanh, false)
+    interpret(graph, weights, tokens, second, Mistakes::default())
 }
 
-fn interpret(
-    graph: &Graph,
-    weights: &[Weight],
-    tokens: &[u32],
-    second: usize,
-    gelu: fn(f64) -> f64,
-    weighted_inputs: bool,
-) -> Vec<f32> {
+/// The same with mistakes.
+pub(crate) fn logits_with_mistakes(graph: &Graph, weights: &[Weight], tokens: &[u32], mistakes: Mistakes) -> Vec<f32> {
+    interpret(graph, weights, tokens, tokens.len(), mistakes)
+}
+
+fn interpret(graph: &Graph, weights: &[Weight], tokens: &[u32], second: usize, mistakes: Mistakes) -> Vec<f32> {
     let values = vec![Matrix::new(); graph.widths.len()];
-    let mut run = Run { graph, weights, gelu, second, values, caches: vec![], weighted_inputs };
+    let mut run = Run { graph, weights, second, values, caches: vec![], mistakes };
     run.caches.resize(graph.kv_layers.len(), (Matrix::new(), Matrix::new()));
     for op in &graph.ops {
         run.step(op, tokens);
@@ -47,13 +63,12 @@ fn interpret(
 struct Run<'a> {
     graph: &'a Graph,
     weights: &'a [Weight],
-    gelu: fn(f64) -> f64,
     /// First row of token type 1.
     second: usize,
     values: Vec<Matrix>,
     /// Keys and values of each attention layer.
     caches: Vec<(Matrix, Matrix)>,
-    weighted_inputs: bool,
+    mistakes: Mistakes,
 }
 
 impl Run<'_> {
@@ -101,7 +116,7 @@ impl Run<'_> {
         rows.map(|(x, route)| {
             // One input for all, or one for each.
             let input = |j: usize| {
-                let weighted = self.weighted_inputs && x.len() == width;
+                let weighted = self.mistakes.weighted_inputs && x.len() == width;
                 let factor = if weighted { route[k + j] } else { 1.0 };
                 x[j * width % x.len()..][..width].iter().map(|v| factor * v).collect::<Vec<f64>>()
             };
@@ -113,7 +128,8 @@ impl Run<'_> {
     fn activate(&self, act: Activation, x: f64) -> f64 {
         match act {
             Activation::Silu => silu(x),
-            Activation::GeluTanh => (self.gelu)(x),
+            Activation::GeluTanh => (self.mistakes.gelu)(x),
+            Activation::Sigmoid => sigmoid(x),
             Activation::GeluErf => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
             Activation::Tanh => x.tanh(),
         }
@@ -184,9 +200,31 @@ impl Run<'_> {
                 (out, map_elements(self.value(x), |v| cap * (v / cap).tanh()))
             }
             Op::SelectOutputs { out, x } | Op::SelectLogits { out, x } => (out, self.value(x).clone()),
-            Op::Columns { out, x, start } => {
-                let width = self.graph.width(out);
-                (out, map_rows(self.value(x), |row| row[start..start + width].to_vec()))
+            Op::Columns { out, x, group, start } => {
+                let width = self.graph.width(out) / (self.graph.width(x) / group);
+                let part = |row: &[f64]| row.chunks(group).flat_map(|g| g[start..start + width].to_vec()).collect();
+                (out, map_rows(self.value(x), part))
+            }
+            Op::Concat { out, a, b } => {
+                let rows = self.value(a).iter().zip(self.value(b));
+                (out, rows.map(|(a, b)| [a.as_slice(), b].concat()).collect())
+            }
+            Op::Mul { out, a, b } => (out, zip_rows(self.value(a), self.value(b), |a, b| a * b)),
+            Op::L2Norm { out, x, eps, group } => {
+                let norm = |h: &[f64]| {
+                    let length = (dot(h, h) + f64::from(eps)).sqrt();
+                    h.iter().map(|v| v / length).collect::<Vec<f64>>()
+                };
+                (out, map_rows(self.value(x), |row| row.chunks(group).flat_map(norm).collect()))
+            }
+            Op::Decay { out, x, bias, rate } => {
+                let (bias, rate) = (self.vector(bias), self.vector(rate));
+                let decay = |(i, x): (usize, &f64)| rate[i] * (x + bias[i]).exp().ln_1p();
+                (out, map_rows(self.value(x), |row| row.iter().enumerate().map(decay).collect()))
+            }
+            Op::ShortConv { out, x, weight, .. } => (out, self.short_conv(self.value(x), weight)),
+            Op::DeltaNet { out, q, k, v, decay, beta, layer, map, scale } => {
+                (out, self.delta_net(DeltaInputs { q, k, v, decay, beta }, layer, map, f64::from(scale)))
             }
             Op::Gate { out, x, gate } => {
                 let part = self.graph.width(x) / self.graph.width(gate);
@@ -203,13 +241,53 @@ impl Run<'_> {
                 let rows = self.value(x).iter().zip(self.value(route));
                 let sum = |(x, route): (&Vec<f64>, &Vec<f64>)| {
                     let (k, ones) = (route.len() / 2, vec![1.0; route.len()]);
-                    let weights = if self.weighted_inputs { &ones[k..] } else { &route[k..] };
+                    let weights = if self.mistakes.weighted_inputs { &ones[k..] } else { &route[k..] };
                     (0..width).map(|i| weights.iter().enumerate().map(|(j, w)| w * x[j * width + i]).sum()).collect()
                 };
                 (out, rows.map(sum).collect())
             }
         };
         self.values[out.0 as usize] = result;
+    }
+
+    /// Every channel by itself over the last rows, with zeros before the first.
+    fn short_conv(&self, x: &Matrix, weight: WeightId) -> Matrix {
+        let taps: Matrix = (0..x[0].len()).map(|channel| self.row(weight, channel)).collect();
+        let sum = |t: usize, channel: usize| {
+            let taps = taps[channel].iter().rev().enumerate();
+            taps.filter_map(|(back, w)| Some(w * x[t.checked_sub(back)?][channel])).sum()
+        };
+        (0..x.len()).map(|t| (0..taps.len()).map(|channel| sum(t, channel)).collect()).collect()
+    }
+
+    /// The recurrence, one value head after the other.
+    fn delta_net(&self, inputs: DeltaInputs, layer: StateLayerId, map: HeadMap, scale: f64) -> Matrix {
+        let DeltaInputs { q, k, v, decay, beta } = inputs;
+        let v_heads = self.graph.width(decay);
+        let v_dim = self.graph.width(v) / v_heads;
+        let k_dim = self.graph.state_layers[layer.0 as usize].recurrent / self.graph.width(v);
+        let k_heads = self.graph.width(k) / k_dim;
+        let mut out = vec![Vec::new(); self.value(v).len()];
+        for h in 0..v_heads {
+            let key_head = match map {
+                HeadMap::Grouped => h / (v_heads / k_heads),
+                HeadMap::Tiled => h % k_heads,
+            };
+            let key = |x: Value, t: usize| self.value(x)[t][key_head * k_dim..(key_head + 1) * k_dim].to_vec();
+            let mut state = vec![vec![0.0; k_dim]; v_dim];
+            for (t, out) in out.iter_mut().enumerate() {
+                let (q, k) = (key(q, t), key(k, t));
+                let (fade, beta) = (self.value(decay)[t][h].exp(), self.value(beta)[t][h]);
+                for (column, v) in state.iter_mut().zip(&self.value(v)[t][h * v_dim..]) {
+                    let unfaded = dot(column, &k);
+                    column.iter_mut().for_each(|s| *s *= fade);
+                    let known = if self.mistakes.decay_after_error { unfaded } else { dot(column, &k) };
+                    column.iter_mut().zip(&k).for_each(|(s, k)| *s += k * beta * (v - known));
+                    out.push(scale * dot(column, &q));
+                }
+            }
+        }
+        out
     }
 
     /// Frequency of each pair, and the factor of both cosine and sine.

@@ -11,7 +11,7 @@ use crate::rewrite::{Rewritten, load, write};
 use crate::{Fixture, TOLERANCE, fixture, max_diff, reference};
 
 /// Each tiny model with a plan for it.
-const PLANS: [(&str, &str); 8] = [
+const PLANS: [(&str, &str); 10] = [
     ("llama", "1-2"),
     ("llama", "0-1;1-3"),
     ("gemma3", "2,4"),
@@ -20,6 +20,8 @@ const PLANS: [(&str, &str); 8] = [
     ("gemma4-elastic", "1-3"),
     ("gemma4-moe", "1-3"),
     ("gemma4-elastic", "1-2;3-5"),
+    ("qwen35-ends-recurrent", "1-3"),
+    ("lfm2", "0-2"),
 ];
 
 fn with_plan(name: &str, plan: &str) -> Result<Model, ModelError> {
@@ -116,6 +118,7 @@ fn a_plan_equals_a_file_with_the_blocks_twice() {
         let expected = load(file).expect("loads");
         let planned = with_plan(name, plan).expect("loads");
         assert_eq!(planned.graph.kv_layers, expected.graph.kv_layers, "{name} {plan}: each pass has its own cache");
+        assert_eq!(planned.graph.state_layers, expected.graph.state_layers, "{name} {plan}: and its own state");
         let logits = |model: &Model| reference::logits(&model.graph, &model.weights, &fixture.tokens);
         assert_eq!(logits(&planned), logits(&expected), "{name} {plan}");
         assert!(max_diff(&logits(&planned), &fixture.logits) > 0.01, "{name} {plan} changes nothing");

@@ -155,14 +155,18 @@ pub(in crate::cpu) fn inputs(op: &Op) -> Vec<Value> {
         | Op::SoftCap { x, .. }
         | Op::SelectOutputs { x, .. }
         | Op::SelectLogits { x, .. }
-        | Op::Columns { x, .. } => vec![x],
+        | Op::Columns { x, .. }
+        | Op::L2Norm { x, .. }
+        | Op::Decay { x, .. }
+        | Op::ShortConv { x, .. } => vec![x],
         Op::Route { logits, .. } => vec![logits],
         Op::Gate { x, gate, .. } => vec![x, gate],
         Op::ExpertMatMul { x, route, .. } | Op::Combine { x, route, .. } => vec![x, route],
         Op::Append { k, v, .. } => vec![k, v],
         Op::Attend { q, .. } => vec![q],
         Op::GatedAct { gate, up, .. } => vec![gate, up],
-        Op::Add { a, b, .. } => vec![a, b],
+        Op::Add { a, b, .. } | Op::Mul { a, b, .. } | Op::Concat { a, b, .. } => vec![a, b],
+        Op::DeltaNet { q, k, v, decay, beta, .. } => vec![q, k, v, decay, beta],
     }
 }
 
@@ -185,6 +189,12 @@ pub(in crate::cpu) fn output(op: &Op) -> Option<Value> {
         | Op::SelectOutputs { out, .. }
         | Op::SelectLogits { out, .. }
         | Op::Columns { out, .. }
+        | Op::Concat { out, .. }
+        | Op::Mul { out, .. }
+        | Op::L2Norm { out, .. }
+        | Op::Decay { out, .. }
+        | Op::ShortConv { out, .. }
+        | Op::DeltaNet { out, .. }
         | Op::Gate { out, .. }
         | Op::Route { out, .. }
         | Op::ExpertMatMul { out, .. }
@@ -236,7 +246,10 @@ fn rows_of_values(graph: &Graph) -> Result<Vec<Rows>, ExecutorError> {
             }
             _ => {}
         }
-        let tokens_only = matches!(op, Op::Rope { .. } | Op::Append { .. } | Op::SelectOutputs { .. });
+        let tokens_only = matches!(
+            op,
+            Op::Rope { .. } | Op::Append { .. } | Op::SelectOutputs { .. } | Op::ShortConv { .. } | Op::DeltaNet { .. }
+        );
         if matches!(op, Op::Route { .. } | Op::Attend { .. }) && found.is_some_and(|rows| rows != rows.routed()) {
             return Err(fault(at, "takes no rows of experts"));
         }
@@ -388,6 +401,10 @@ impl<'a> Tasks<'a> {
                 | Op::Add { out, .. }
                 | Op::Scale { out, .. }
                 | Op::Columns { out, .. }
+                | Op::Concat { out, .. }
+                | Op::Mul { out, .. }
+                | Op::L2Norm { out, .. }
+                | Op::Decay { out, .. }
                 | Op::Gate { out, .. }
                 | Op::Route { out, .. }
                 | Op::Combine { out, .. },
@@ -405,13 +422,16 @@ impl<'a> Tasks<'a> {
                 writes.push(Place::Partials);
                 Cut::Own
             }
+            // Planes that a step reads are not those that it writes, so recurrent layers wait for nothing but their inputs.
             Task::Dispatch(_)
             | Task::Op(
                 Op::MatMul { .. }
                 | Op::ExpertMatMul { .. }
                 | Op::SoftCap { .. }
                 | Op::SelectOutputs { .. }
-                | Op::SelectLogits { .. },
+                | Op::SelectLogits { .. }
+                | Op::ShortConv { .. }
+                | Op::DeltaNet { .. },
             ) => Cut::Own,
         };
         Touch { reads, writes, cut }

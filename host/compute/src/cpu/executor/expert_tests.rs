@@ -94,6 +94,7 @@ fn activation(act: Activation, x: f64) -> f64 {
         Activation::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
+        other => unreachable!("no layer here has {other:?}"),
     }
 }
 

@@ -186,7 +186,7 @@ impl Run<'_> {
             Precision::Q16 => self.copy(x),
         };
         let sorted = matches!(self.rows_of(x), Rows::TokenExperts(_) | Rows::OutputExperts(_));
-        let Local { scratch, experts: ExpertScratch { dispatch, gathered } } = local;
+        let Local { scratch, experts: ExpertScratch { dispatch, gathered }, .. } = local;
         for (batch, columns) in dispatch.share(worker, rows) {
             let origin = batch.expert * rows_each + first;
             let of_stack = origin + columns.start..origin + columns.end;

@@ -7,6 +7,7 @@
 
 mod compile;
 mod experts;
+mod recurrent;
 mod run;
 
 use std::ops::Range;
@@ -225,7 +226,7 @@ pub struct Executor {
     weights: Vec<Weight>,
     /// Weights of products, packed where their type allows it.
     packed: Vec<Option<Packed>>,
-    /// Weights used as vectors (norms, biases), in f32; empty for the others.
+    /// Small weights in f32 (norms, biases, and the taps of convolutions a row a tap); empty for the others.
     vectors: Vec<Vec<f32>>,
     ropes: Vec<Rotary>,
     /// Cosines and sines of each rope, `n_rot` a row.
@@ -364,6 +365,7 @@ impl Executor {
         fits("outputs", step.outputs.len(), most_outputs(&self.graph, &self.config))?;
         fits("outputs with logits", step.logits.len(), self.config.max_outputs)?;
         step.check(self.group_sizes.len())?;
+        self.check_states(step)?;
         if let Some(&row) = step.outputs.iter().find(|o| **o as usize >= step.tokens.len()) {
             let (found, limit) = (row.into(), step.tokens.len() as u64);
             return Err(PlanError::OutOfRange { group: 0, what: "output row", found, limit }.into());
@@ -403,6 +405,22 @@ impl Executor {
             }
         }
         Ok(())
+    }
+
+    /// A graph with recurrent layers needs planes of its size, and a state for every row.
+    fn check_states(&self, step: &Step) -> Result<(), PlanError> {
+        let expected = self.graph.state_words();
+        let found = step.states.as_ref().map_or(0, |states| states.plane_words);
+        if expected == 0 || step.tokens.is_empty() {
+            return Ok(());
+        }
+        if found != expected {
+            return Err(PlanError::Count { what: "words in a plane of states", found, expected });
+        }
+        match step.state_runs.is_empty() {
+            true => Err(PlanError::Count { what: "rows with a state", found: 0, expected: step.tokens.len() }),
+            false => Ok(()),
+        }
     }
 
     /// Rows of the smallest embedding table.
@@ -481,14 +499,25 @@ fn vectors(graph: &Graph, weights: &[Weight]) -> Vec<Vec<f32>> {
         Op::LayerNorm { weight, bias, .. } => [Some(weight), Some(bias)],
         Op::MatMul { bias, .. } => [bias, None],
         Op::ExpertMatMul { experts, .. } => [experts.scale, None],
-        _ => [None, None],
+        Op::Decay { bias, rate, .. } => [Some(bias), Some(rate)],
+        _ => [None; 2],
     });
-    let used = used.flatten();
     let divisors = graph.ropes.iter().filter_map(|r| r.freq_divisors);
-    for WeightId(id) in used.chain(divisors) {
+    for WeightId(id) in used.flatten().chain(divisors) {
         vectors[id as usize] = weights[id as usize].to_f32();
     }
+    for op in &graph.ops {
+        if let Op::ShortConv { weight: WeightId(id), .. } = *op {
+            vectors[id as usize] = transposed(&weights[id as usize]);
+        }
+    }
     vectors
+}
+
+/// The columns of a weight one after the other.
+fn transposed(weight: &Weight) -> Vec<f32> {
+    let values = weight.to_f32();
+    (0..weight.cols()).flat_map(|c| values.iter().skip(c).step_by(weight.cols())).copied().collect()
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ use super::experts::ExpertScratch;
 use super::{Attend, AttentionKernels, LayerStep, QueryRows};
 use crate::cpu::matmul::{GRAIN, Operand, Output, Packed, Precision, Scratch, precision, quantize_activations};
 use crate::cpu::pool::Worker;
+use crate::cpu::recurrent;
 use crate::cpu::rope::Rotary;
 use crate::cpu::simd::Isa;
 use crate::cpu::vecmath;
-use crate::graph::{Activation, Graph, KvLayerId, Op, RopeId, RowIndex, Value, WeightId};
+use crate::graph::{Activation, DeltaInputs, Graph, KvLayerId, Op, RopeId, RowIndex, Value, WeightId};
 use crate::plan::Step;
 use crate::weights::Weight;
 
@@ -58,6 +59,7 @@ impl Memory {
 pub(super) struct Local {
     pub(super) scratch: Scratch,
     pub(super) experts: ExpertScratch,
+    pub(super) delta: recurrent::Scratch,
 }
 
 /// Everything a step's workers share.
@@ -157,14 +159,56 @@ impl Run<'_> {
             }
             Op::SelectOutputs { out, x } => self.select(worker, out, x, &self.step.outputs),
             Op::SelectLogits { out, x } => self.select(worker, out, x, &self.step.logits),
-            Op::Columns { out, x, start } => {
-                let width = self.graph.width(out);
-                for row in self.share(worker, out) {
-                    // SAFETY: this worker's rows, see above.
-                    let (x, out) = unsafe { (self.rows(x, &(row..row + 1)), self.rows_mut(out, &(row..row + 1))) };
+            Op::Columns { out, x, group, start } => {
+                let width = self.graph.width(out) / (self.graph.width(x) / group);
+                let rows = self.share(worker, out);
+                // SAFETY: this worker's rows, see above.
+                let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
+                for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(width)) {
                     out.copy_from_slice(&x[start..start + width]);
                 }
             }
+            Op::Concat { out, a, b } => {
+                let (first, second) = (self.graph.width(a), self.graph.width(b));
+                let rows = self.share(worker, out);
+                // SAFETY: this worker's rows, see above.
+                let (a, b, out) = unsafe { (self.rows(a, &rows), self.rows(b, &rows), self.rows_mut(out, &rows)) };
+                let parts = a.chunks_exact(first).zip(b.chunks_exact(second));
+                for ((a, b), out) in parts.zip(out.chunks_exact_mut(first + second)) {
+                    out[..first].copy_from_slice(a);
+                    out[first..].copy_from_slice(b);
+                }
+            }
+            Op::Mul { out, a, b } => {
+                let rows = self.share(worker, out);
+                // SAFETY: this worker's rows, see above.
+                let (a, b, out) = unsafe { (self.rows(a, &rows), self.rows(b, &rows), self.rows_mut(out, &rows)) };
+                vecmath::mul(self.isa, a, b, out);
+            }
+            Op::L2Norm { out, x, eps, group } => {
+                let rows = self.share(worker, out);
+                // SAFETY: this worker's rows, see above.
+                let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
+                for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+                    vecmath::l2_norm(self.isa, x, eps, out);
+                }
+            }
+            Op::Decay { out, x, bias, rate } => self.decay(worker, out, x, bias, rate),
+            Op::ShortConv { out, x, weight, layer } => self.short_conv(worker, out, x, weight, layer),
+            Op::DeltaNet { out, q, k, v, decay, beta, layer, map, scale } => {
+                let inputs = DeltaInputs { q, k, v, decay, beta };
+                self.delta_net(worker, out, inputs, layer, (map, scale), &mut local.delta)
+            }
+        }
+    }
+
+    fn decay(&self, worker: Worker<'_>, out: Value, x: Value, bias: WeightId, rate: WeightId) {
+        let [bias, rate] = [bias, rate].map(|w| self.vectors[w.0 as usize].as_slice());
+        let rows = self.share(worker, out);
+        // SAFETY: this worker's rows, see above.
+        let (x, out) = unsafe { (self.rows(x, &rows), self.rows_mut(out, &rows)) };
+        for (x, out) in x.chunks_exact(bias.len()).zip(out.chunks_exact_mut(bias.len())) {
+            vecmath::decay(self.isa, x, bias, rate, out);
         }
     }
 
@@ -298,7 +342,7 @@ impl Run<'_> {
         match act {
             Activation::Silu => vecmath::gated_silu(self.isa, gate, up, out),
             Activation::GeluTanh => vecmath::gated_gelu(self.isa, gate, up, out),
-            Activation::GeluErf | Activation::Tanh => {
+            Activation::GeluErf | Activation::Tanh | Activation::Sigmoid => {
                 vecmath::activate(self.isa, act, gate, out);
                 vecmath::multiply(self.isa, up, out);
             }

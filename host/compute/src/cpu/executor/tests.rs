@@ -83,6 +83,7 @@ fn graph(choose: impl Fn(&mut GraphBuilder, Value) -> Value) -> Graph {
     let both = b.gate(both, parts);
     let f = b.matmul(both, down);
     let x = b.add(x, f);
+    let x = gated_heads(&mut b, x);
     let x = b.select_outputs(x);
     let x = b.rms_norm(x, norm, 1e-5);
     let chosen = choose(&mut b, x);
@@ -90,6 +91,21 @@ fn graph(choose: impl Fn(&mut GraphBuilder, Value) -> Value) -> Graph {
     let logits = b.scale(logits, 0.5);
     let logits = b.soft_cap(logits, 30.0);
     b.finish(x, logits)
+}
+
+/// The small operations of recurrent layers: interleaved columns, lengths, decays, gates.
+fn gated_heads(b: &mut GraphBuilder, x: Value) -> Value {
+    let (first, second) = (b.head_columns(x, 16, 0, 6), b.head_columns(x, 16, 6, 10));
+    let apart = b.concat(first, second);
+    let unit = b.l2_norm(apart, 1e-6, 24);
+    let (bias, rate) = (b.vector("dt", E), b.vector("a", E));
+    let fade = b.decay(unit, bias, rate);
+    let gate = b.act(fade, Activation::Sigmoid);
+    let y = b.mul(unit, gate);
+    let y = b.gated_act(y, x, Activation::Sigmoid);
+    let y = b.act(y, Activation::GeluTanh);
+    let y = b.act(y, Activation::Silu);
+    b.add(x, y)
 }
 
 fn bind(graph: &Graph, matrices: WeightType, seed: u64) -> Vec<Weight> {
@@ -125,6 +141,13 @@ fn oracle(graph: &Graph, weights: &[Weight], step: &Step, row: usize) -> Vec<f64
     let erf = |x: f64| 1.0 - libm_erfc(x);
     let gelu_erf = |x: f64| 0.5 * x * (1.0 + erf(x / 2f64.sqrt()));
     let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
+    let activation = |act: Activation, x: f64| match act {
+        Activation::Silu => x * sigmoid(x),
+        Activation::GeluTanh => gelu(x),
+        Activation::GeluErf => gelu_erf(x),
+        Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => sigmoid(x),
+    };
     for op in &graph.ops {
         let of = |v: Value| values[v.0 as usize].clone();
         let pairs = |a: Value, b: Value| of(a).into_iter().zip(of(b)).collect::<Vec<_>>();
@@ -174,29 +197,38 @@ fn oracle(graph: &Graph, weights: &[Weight], step: &Step, row: usize) -> Vec<f64
                 }
                 x
             }
-            Op::GatedAct { gate, up, act: Activation::Silu, .. } => {
-                pairs(gate, up).into_iter().map(|(g, u)| g * sigmoid(g) * u).collect()
+            Op::GatedAct { gate, up, act, .. } => {
+                pairs(gate, up).into_iter().map(|(g, u)| activation(act, g) * u).collect()
             }
-            Op::GatedAct { gate, up, act: Activation::GeluTanh, .. } => {
-                pairs(gate, up).into_iter().map(|(g, u)| gelu(g) * u).collect()
-            }
-            Op::GatedAct { gate, up, act: Activation::GeluErf, .. } => {
-                pairs(gate, up).into_iter().map(|(g, u)| gelu_erf(g) * u).collect()
-            }
-            Op::Act { x, act: Activation::GeluErf, .. } => of(x).into_iter().map(gelu_erf).collect(),
-            Op::Act { x, act: Activation::Tanh, .. } => of(x).into_iter().map(f64::tanh).collect(),
-            Op::GatedAct { .. } | Op::Act { .. } => unreachable!("not in this graph"),
+            Op::Act { x, act, .. } => of(x).iter().map(|&v| activation(act, v)).collect(),
             Op::Add { a, b, .. } => pairs(a, b).into_iter().map(|(a, b)| a + b).collect(),
             Op::Scale { x, factor, .. } => of(x).iter().map(|v| v * f64::from(factor)).collect(),
             Op::SoftCap { x, cap, .. } => of(x).iter().map(|v| f64::from(cap) * (v / f64::from(cap)).tanh()).collect(),
             Op::SelectOutputs { x, .. } | Op::SelectLogits { x, .. } => of(x),
-            Op::Columns { out, x, start } => of(x)[start..start + graph.width(out)].to_vec(),
+            Op::Columns { out, x, group, start } => {
+                let width = graph.width(out) / (graph.width(x) / group);
+                of(x).chunks(group).flat_map(|g| g[start..start + width].to_vec()).collect()
+            }
+            Op::Concat { a, b, .. } => [of(a), of(b)].concat(),
+            Op::Mul { a, b, .. } => pairs(a, b).into_iter().map(|(a, b)| a * b).collect(),
+            Op::L2Norm { x, eps, group, .. } => {
+                let norm = |x: &[f64]| {
+                    let length = (x.iter().map(|v| v * v).sum::<f64>() + f64::from(eps)).sqrt();
+                    x.iter().map(|v| v / length).collect::<Vec<f64>>()
+                };
+                of(x).chunks(group).flat_map(norm).collect()
+            }
+            Op::Decay { x, bias, rate, .. } => {
+                let gates = weight(bias).into_iter().zip(weight(rate));
+                of(x).iter().zip(gates).map(|(x, (b, r))| r * (x + b).exp().ln_1p()).collect()
+            }
             Op::Gate { x, gate, .. } => {
                 let (x, gate) = (of(x), of(gate));
                 let part = x.len() / gate.len();
                 x.iter().enumerate().map(|(i, x)| x * sigmoid(gate[i / part])).collect()
             }
             Op::Append { .. } | Op::Attend { .. } => unreachable!("no attention in this graph"),
+            Op::ShortConv { .. } | Op::DeltaNet { .. } => unreachable!("no memory in this graph"),
             Op::Route { .. } | Op::ExpertMatMul { .. } | Op::Combine { .. } => unreachable!("no experts in this graph"),
         };
         values[compile::output(op).unwrap().0 as usize] = result;

@@ -296,6 +296,7 @@ fn swap_activations(g: &mut Graph) {
             *act = match act {
                 Activation::Silu => Activation::GeluTanh,
                 Activation::GeluTanh => Activation::Silu,
+                other => panic!("no model here has {other:?}"),
             };
         }
     }

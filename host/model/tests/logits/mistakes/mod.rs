@@ -4,6 +4,7 @@
 mod dense;
 mod experts;
 mod gemma4;
+mod hybrid;
 
 use opencoti_compute::graph::{Graph, Op};
 use opencoti_model::Model;
@@ -33,7 +34,7 @@ pub(crate) enum Change {
 }
 
 /// Every family's rows.
-const TABLE: &[&[Mistake]] = &[dense::ROWS, experts::ROWS, gemma4::ROWS];
+const TABLE: &[&[Mistake]] = &[dense::ROWS, experts::ROWS, gemma4::ROWS, hybrid::ROWS];
 
 /// How far logits must be off: well above what rounding explains.
 const SEEN: f32 = 3.0 * TOLERANCE;
