@@ -1,23 +1,25 @@
-"""A scripted session of the OpenAI Python client against a running server.
+"""Scripted sessions of the OpenAI and Anthropic Python clients against running servers.
 
-    session.py OPENCOTI CHAT_MODEL BASE_MODEL
+    session.py OPENCOTI SCRIPTED CHAT_MODEL BASE_MODEL
 
-Starts the server with the chat model on a free port, drives every OpenAI route that exists, and stops it by POST /shutdown; then
-completes with the base model, which has no chat template of its own. Texts are never
-compared with expected texts: a small model says what it says. Shapes, counts, orders and constraints are.
+Starts the server with the chat model on a free port, drives every OpenAI and Anthropic route that exists, and stops it by
+POST /shutdown; completes with the base model, which has no chat template of its own; and talks with the scripted model, which
+says what it is told. Texts of the real models are never compared with expected texts: a small model says what it says. Shapes,
+counts, orders and constraints are.
 """
 
 import json
 import re
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.request
 
 import openai
+
+import messages
+import responses
+import scripted
+from harness import KEY, check, get, passed, refused, serve
 
 TOOLS = [
     {
@@ -45,74 +47,29 @@ SCHEMA = {
 }
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 
-passed = []
-
-
-def check(name):
-    """Registers a step and runs it at once."""
-
-    def run(step):
-        step()
-        passed.append(name)
-        print(f"  ok  {name}", flush=True)
-        return step
-
-    return run
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def start(binary, model, port, *flags):
-    log = tempfile.NamedTemporaryFile("w+", suffix=".log")
-    process = subprocess.Popen(
-        [binary, "serve", "--model", model, "--port", str(port), "--ctx-size", "1024", "--parallel", "4",
-         "--api-key", "secret", "--alias", "tested", *flags],
-        stdout=log, stderr=subprocess.STDOUT,
-    )
-    deadline = time.time() + 120
-    while time.time() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-                if answer.status == 200:
-                    return process, log
-        except OSError:
-            time.sleep(0.1)
-    log.seek(0)
-    sys.exit("the server did not become ready:\n" + log.read())
-
 
 def main():
-    binary, chat_model, base_model = sys.argv[1:]
-    serve(binary, chat_model, session)
-    serve(binary, base_model, base_session, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
+    binary, scripted_binary, chat_model, base_model = sys.argv[1:]
+    command = [binary, "serve", "--port", "PORT", "--ctx-size", "1024", "--parallel", "4", "--api-key", KEY,
+               "--alias", "tested", "--model"]
+
+    def all_surfaces(base, log):
+        for session in (chat_session, messages.session, responses.session):
+            session(base, log)
+
+    serve([*command, chat_model], all_surfaces)
+    serve([*command, base_model, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0"], base_session)
+    serve([scripted_binary, chat_model, "PORT"], scripted.session)
     print(f"{len(passed)} passed, 0 failed")
 
 
-def serve(binary, model, drive, *flags):
-    """Runs the server while `drive` talks to it; it must end by itself when it is told to."""
-    port = free_port()
-    process, log = start(binary, model, port, *flags)
-    base = f"http://127.0.0.1:{port}"
-    try:
-        drive(openai.OpenAI(base_url=f"{base}/v1", api_key="secret", max_retries=0, timeout=120), base, log)
-        request = urllib.request.Request(f"{base}/shutdown", method="POST", headers={"Authorization": "Bearer secret"})
-        urllib.request.urlopen(request, timeout=30).read()
-        assert process.wait(timeout=30) == 0, process.returncode
-        passed.append("shutdown ends the process with 0")
-    except BaseException:
-        process.kill()
-        log.seek(0)
-        sys.stderr.write(log.read()[-4000:])
-        raise
+def connect(base):
+    return openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0, timeout=120)
 
 
-def base_session(client, base, log):
+def base_session(base, log):
+    client = connect(base)
+
     @check("a base model completes, over a quantised cache")
     def _():
         answer = client.completions.create(model="tested", prompt="The first five numbers are one, two, three,",
@@ -137,7 +94,9 @@ def base_session(client, base, log):
         assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
-def session(client, base, _log):
+def chat_session(base, _log):
+    client = connect(base)
+
     @check("models are listed")
     def _():
         models = client.models.list().data
@@ -286,19 +245,11 @@ def session(client, base, _log):
             (dict(messages=[{"role": "user", "content": "word " * 3000}]), "context"),
         ]
         for arguments, word in refusals:
-            try:
-                create(model="tested", max_completion_tokens=4, **arguments)
-            except openai.BadRequestError as e:
-                assert word in str(e), (word, e)
-            else:
-                raise AssertionError(f"accepted: {arguments}")
-        try:
-            openai.OpenAI(base_url=f"{base}/v1", api_key="wrong", max_retries=0).chat.completions.create(
-                model="tested", messages=ASK)
-        except openai.AuthenticationError:
-            pass
-        else:
-            raise AssertionError("a wrong key was accepted")
+            refused(openai.BadRequestError, word,
+                    lambda arguments=arguments: create(model="tested", max_completion_tokens=4, **arguments))
+        stranger = openai.OpenAI(base_url=f"{base}/v1", api_key="wrong", max_retries=0)
+        refused(openai.AuthenticationError, "Key",
+                lambda: stranger.chat.completions.create(model="tested", messages=ASK))
 
     @check("a client that goes away frees its slot")
     def _():
@@ -336,12 +287,6 @@ def session(client, base, _log):
         plugins = get(base, "/plugins")
         names = [p["name"] for p in (plugins["plugins"] if isinstance(plugins, dict) else plugins)]
         assert {"kv-scalar", "residency-resident", "admission-gate"} <= set(names), plugins
-
-
-def get(base, path):
-    request = urllib.request.Request(base + path, headers={"X-Api-Key": "secret"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
 
 
 if __name__ == "__main__":

@@ -2,4 +2,5 @@
 
 pub mod model;
 pub mod plugins;
+pub mod scripted;
 pub mod server;

@@ -34,8 +34,18 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
 /// # Errors
 /// What the system says.
 pub fn write(path: &Path) -> std::io::Result<()> {
-    let tokens = vocabulary();
-    weights(keys(&tokens), &tokens).write_to(path)
+    write_with(path, &[])
+}
+
+/// Writes the model with more special tokens in its vocabulary.
+///
+/// # Errors
+/// What the system says.
+pub fn write_with(path: &Path, special: &[&str]) -> std::io::Result<()> {
+    let mut tokens = vocabulary();
+    let n_plain = tokens.len();
+    tokens.extend(special.iter().map(|&token| token.to_owned()));
+    weights(keys(&tokens, n_plain), &tokens).write_to(path)
 }
 
 /// The characters by which byte-level vocabularies write the bytes: printable ones stand for themselves, the others
@@ -55,10 +65,11 @@ fn vocabulary() -> Vec<String> {
     bytes.chain(special).chain(MERGES.map(|merge| merge.replace(' ', ""))).collect()
 }
 
-fn keys(tokens: &[String]) -> GgufWriter {
+/// The keys of a model whose tokens from `n_plain` on are special, like the three after the bytes.
+fn keys(tokens: &[String], n_plain: usize) -> GgufWriter {
     let size = |n: usize| Value::U32(n as u32);
     let texts = |texts: Vec<String>| Value::Array(Array::Str(texts));
-    let is_special = |id: usize| (256..259).contains(&id);
+    let is_special = |id: usize| (256..259).contains(&id) || id >= n_plain;
     let types = (0..tokens.len()).map(|id| if is_special(id) { 3 } else { 1 }).collect();
     GgufWriter::new()
         .str("general.architecture", "llama")

@@ -14,8 +14,8 @@ cargo xtask COMMAND
 
   run [--model NAME|FILE] [-- FLAGS]   build host and plugins, fetch the model, write opencoti.toml if there is none,
                                        start the server on 127.0.0.1:8080 and print a curl line
-  test [--fast]                        format, lints, licences, all tests, fuzzing for a bounded time, the OpenAI client's
-                                       session; --fast fetches no models and leaves out the last two
+  test [--fast]                        format, lints, licences, all tests, fuzzing for a bounded time, sessions of the OpenAI
+                                       and Anthropic clients; --fast fetches no models and leaves out the last two
   fetch NAME                           fetch a model into the cache and print its path
   synth [PRESET --out FILE ...]        write a made-up model of a real one's shape; without arguments, list the presets
   fuzz [TARGET] [--seconds N]          run one or all fuzz targets

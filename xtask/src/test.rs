@@ -49,7 +49,7 @@ pub fn test(args: &[String]) -> Result<()> {
     }
     step("fuzzing", || fuzz(&["--seconds".to_owned(), FUZZ_SECONDS.to_owned()]))?;
     // The embedding model generates nothing.
-    step("OpenAI client", || client(&folder, &models[..2]))
+    step("Python clients", || clients(&folder, &models[..2]))
 }
 
 /// `cargo xtask fuzz`.
@@ -57,13 +57,19 @@ pub fn fuzz(args: &[String]) -> Result<()> {
     cache::run(cargo().args(["run", "--profile", "ci", "--package", "opencoti-fuzz", "--quiet", "--"]).args(args))
 }
 
-/// The scripted session of the OpenAI Python client against a running server.
-fn client(folder: &Path, models: &[PathBuf]) -> Result<()> {
+/// The scripted sessions of the OpenAI and Anthropic Python clients, against the server and against the scripted model, whose
+/// program the tests have built beside the host's.
+fn clients(folder: &Path, models: &[PathBuf]) -> Result<()> {
     let python = python::environment("tests/python/requirements.txt")?;
     let script = cache::workspace().join("tests/python/session.py");
-    cache::run(
-        Command::new(python).arg(script).arg(folder.join("opencoti")).args(models).current_dir(cache::workspace()),
-    )
+    let mut command = Command::new(python);
+    command
+        .arg(script)
+        .arg(folder.join("opencoti"))
+        .arg(folder.join("scripted"))
+        .args(models)
+        .current_dir(cache::workspace());
+    cache::run(command.env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 
 fn step(name: &str, body: impl FnOnce() -> Result<()>) -> Result<()> {

@@ -123,6 +123,20 @@ pub(crate) fn usage(timings: &[Timings], n: usize) -> Usage {
     usage
 }
 
+/// How many tokens the prompt of a request has.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct InputTokens {
+    object: &'static str,
+    input_tokens: usize,
+}
+
+impl InputTokens {
+    /// So many.
+    pub(crate) fn new(input_tokens: usize) -> Self {
+        InputTokens { object: "response.input_tokens", input_tokens }
+    }
+}
+
 /// A token of OpenAI's `logprobs.content`.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct TokenLogprob {

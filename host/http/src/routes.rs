@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Ref, RefOr, Schema};
 
+use crate::answers::InputTokens;
 use crate::anthropic::messages;
 use crate::error::ApiError;
 use crate::native::{completion, embedding, props, slots, tokens};
@@ -287,6 +288,17 @@ pub(crate) const ROUTES: &[Route] = &[
         handler: || post(chat::apply_template),
     },
     Route {
+        paths: &["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"],
+        method: Method::POST,
+        public: false,
+        family: Family::OpenAi,
+        summary: "How many tokens the prompt of a conversation has",
+        body: Some(schema::<chat::ChatRequest>),
+        answer: schema::<InputTokens>,
+        media: JSON,
+        handler: || post(chat::input_tokens),
+    },
+    Route {
         paths: &["/v1/responses", "/responses"],
         method: Method::POST,
         public: false,
@@ -304,7 +316,7 @@ pub(crate) const ROUTES: &[Route] = &[
         family: Family::OpenAi,
         summary: "How many tokens the prompt of a conversation of items has",
         body: Some(schema::<responses::ResponsesRequest>),
-        answer: schema::<responses::InputTokens>,
+        answer: schema::<InputTokens>,
         media: JSON,
         handler: || post(responses::input_tokens),
     },

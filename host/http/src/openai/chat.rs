@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 pub(crate) use super::chat_answer::ChatAnswer;
 use super::chat_answer::{Context, ThoughtStyle};
-use crate::answers::{new_id, now};
+use crate::answers::{InputTokens, new_id, now};
 use crate::body::{self, Input, Strict};
 use crate::chat::constraint::{self, CHAT_SCHEMA, ResponseFormat, Tools};
 use crate::chat::{Asked, Conversation, Prepared, in_message};
@@ -191,6 +191,13 @@ fn prepare(
 /// Handler of `POST /v1/chat/completions`.
 pub(crate) async fn chat(State(app): State<App>, ready: Ready, id: HttpId, input: Input) -> Result<Response, ApiError> {
     run::serve(&app, &ready, &id, input, prepare).await
+}
+
+/// Handler of `POST /v1/chat/completions/input_tokens`.
+pub(crate) async fn input_tokens(ready: Ready, input: Input) -> Result<Json<InputTokens>, ApiError> {
+    let info = Arc::clone(ready.engine.info());
+    let count = move |bytes: &[u8]| ChatRequest::parse(bytes)?.conversation.count_tokens(&info);
+    Ok(Json(InputTokens::new(input.compute(count).await?)))
 }
 
 /// The answer of `POST /apply-template`.

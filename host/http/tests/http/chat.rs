@@ -53,6 +53,15 @@ async fn the_prompt_is_the_templates_with_one_beginning_token() {
 }
 
 #[tokio::test]
+async fn tokens_are_counted_without_a_generation() {
+    let server = TestServer::new(says(&["x"], StopReason::Eos)).await;
+    server.ok(CHAT, with(json!({}))).await;
+    let expected = json!({"object": "response.input_tokens", "input_tokens": server.log.last().prompt.len()});
+    assert_eq!(server.ok("/v1/chat/completions/input_tokens", with(json!({}))).await, expected);
+    assert_eq!(server.log.count(), 1);
+}
+
+#[tokio::test]
 async fn an_assistant_message_at_the_end_is_continued() {
     let server = TestServer::new(says(&["x"], StopReason::Eos)).await;
     let messages = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "The ans"}]);

@@ -293,10 +293,8 @@ proptest! {
 
 #[test]
 fn deep_nesting_is_a_client_error() {
-    let read = |field: &str, body: &[u8]| if field == "input" { parse_responses(body) } else { parse_messages(body) };
-    for (field, chat) in [("messages", true), ("messages", false), ("input", false)] {
-        let deep = ["{\"", field, "\":", &"[".repeat(100_000)].concat();
-        let outcome = if chat { parse_chat(deep.as_bytes()) } else { read(field, deep.as_bytes()) };
+    let deep = |field: &str| format!("{{\"{field}\":{}", "[".repeat(100_000)).into_bytes();
+    for outcome in [parse_chat(&deep("messages")), parse_messages(&deep("messages")), parse_responses(&deep("input"))] {
         let error = outcome.expect_err("too deep");
         assert_eq!(error.status(), 400);
         assert!(error.message().contains("recursion limit"), "{}", error.message());

@@ -11,13 +11,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use opencoti_engine::api::{EngineInfo, GenerateRequest};
-use serde::Serialize;
-use utoipa::ToSchema;
 
 use self::answer::Context;
 pub(crate) use self::answer::ResponseAnswer;
 pub(crate) use self::request::ResponsesRequest;
-use crate::answers::{new_id, now};
+use crate::answers::{InputTokens, new_id, now};
 use crate::body::Input;
 use crate::chat::{Asked, Prepared};
 use crate::config::ServerConfig;
@@ -59,17 +57,9 @@ pub(crate) async fn responses(
     run::serve(&app, &ready, &id, input, prepare).await
 }
 
-/// The answer of `POST /v1/responses/input_tokens`.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct InputTokens {
-    object: &'static str,
-    /// Tokens of the whole prompt.
-    input_tokens: usize,
-}
-
 /// Handler of `POST /v1/responses/input_tokens`.
 pub(crate) async fn input_tokens(ready: Ready, input: Input) -> Result<Json<InputTokens>, ApiError> {
     let info = Arc::clone(ready.engine.info());
     let count = move |bytes: &[u8]| ResponsesRequest::parse(bytes)?.conversation.count_tokens(&info);
-    Ok(Json(InputTokens { object: "response.input_tokens", input_tokens: input.compute(count).await? }))
+    Ok(Json(InputTokens::new(input.compute(count).await?)))
 }
