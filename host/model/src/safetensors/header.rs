@@ -77,8 +77,11 @@ pub fn parse_header(file: &[u8]) -> Result<Header, HeaderError> {
     Ok(header)
 }
 
-/// Type, shape and bytes of an entry; `None` for a type that no weight has.
-fn place(entry: &Value, data: &Range<usize>) -> Result<Option<(WeightType, Vec<usize>, Range<usize>)>, String> {
+/// Type, shape and bytes of an entry.
+type Place = (WeightType, Vec<usize>, Range<usize>);
+
+/// Where an entry's weights are; `None` for a type that no weight has.
+fn place(entry: &Value, data: &Range<usize>) -> Result<Option<Place>, String> {
     let ty = match entry["dtype"].as_str() {
         Some("F32") => WeightType::F32,
         Some("F16") => WeightType::F16,
