@@ -44,7 +44,8 @@ impl Runner {
             rollback_tokens: 64,
             whole_texts: model.graph.bidirectional,
             snapshots: 0,
-            states: StateConfig { rollback: 64, ..StateConfig::of(&model.graph) },
+            // Planes are kept by hand, one after every token.
+            states: StateConfig::default(),
         });
         Runner { executor, cache: cache.expect("a cache"), planes: Planes::new(&model.graph) }
     }
@@ -81,13 +82,8 @@ impl Runner {
         }
         let results = self.executor.run(&planned.step).expect("runs");
         let mut next = 0..results.rows();
-        let count = |rows: &std::ops::Range<u32>| match outputs {
-            Outputs::None => 0,
-            Outputs::Last => 1,
-            Outputs::All => rows.len(),
-        };
         let logits = planned.rows.iter().map(|rows| {
-            let of_item = next.by_ref().take(count(rows));
+            let of_item = next.by_ref().take(outputs.rows(rows.len()));
             of_item.flat_map(|i| results.logits(i).to_vec()).collect()
         });
         let logits = logits.collect();
