@@ -30,16 +30,6 @@ pub(crate) fn logits(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f
     interpret(graph, weights, tokens, tokens.len(), Mistakes::default())
 }
 
-/// The same with another function in the place of GELU.
-pub(crate) fn logits_with(graph: &Graph, weights: &[Weight], tokens: &[u32], gelu: fn(f64) -> f64) -> Vec<f32> {
-    interpret(graph, weights, tokens, tokens.len(), Mistakes { gelu, ..Mistakes::default() })
-}
-
-/// The mistake of weighting what experts read instead of what they make.
-pub(crate) fn logits_with_weighted_inputs(graph: &Graph, weights: &[Weight], tokens: &[u32]) -> Vec<f32> {
-    interpret(graph, weights, tokens, tokens.len(), Mistakes { weighted_inputs: true, ..Mistakes::default() })
-}
-
 /// The same of a pair of texts, of which the second begins at row `second`.
 pub(crate) fn pair(graph: &Graph, weights: &[Weight], tokens: &[u32], second: usize) -> Vec<f32> {
     interpret(graph, weights, tokens, second, Mistakes::default())

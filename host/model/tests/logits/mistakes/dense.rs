@@ -3,7 +3,7 @@
 use opencoti_compute::graph::{Activation, Graph, Op, RopeId, RopePairing, RopeScaling, Value};
 use opencoti_model::hparams::SlidingPattern;
 
-use super::Change::{Gelu, Graph as InGraph, HParams as InHParams};
+use super::Change::{Graph as InGraph, HParams as InHParams, Interpreter};
 use super::{Mistake, is_norm, skip, swap_gate_and_up};
 
 pub(super) const ROWS: &[Mistake] = &[
@@ -154,7 +154,11 @@ pub(super) const ROWS: &[Mistake] = &[
         models: &["llama", "gemma2", "gemma3"],
         change: InGraph(swap_activations),
     },
-    Mistake { what: "GELU by the error function", models: &["gemma2", "gemma3"], change: Gelu(gelu_erf) },
+    Mistake {
+        what: "GELU by the error function",
+        models: &["gemma2", "gemma3"],
+        change: Interpreter(|m| m.gelu = gelu_erf),
+    },
     Mistake { what: "gate and up confused", models: &["phi3", "llama"], change: InGraph(swap_gate_and_up) },
     Mistake { what: "no cap of scores", models: &["gemma2"], change: InHParams(|hp| hp.attention_softcap = None) },
     Mistake {

@@ -2,7 +2,7 @@
 
 use opencoti_compute::graph::{Graph, Op};
 
-use super::Change::{Graph as InGraph, HParams as InHParams};
+use super::Change::{Graph as InGraph, HParams as InHParams, Interpreter};
 use super::Mistake;
 
 const ALL: &[&str] = &["qwen3moe", "llama-experts", "granitemoe"];
@@ -22,6 +22,7 @@ pub(super) const ROWS: &[Mistake] = &[
     Mistake { what: "an expert more", models: ALL, change: InHParams(|hp| hp.expert_used_count += 1) },
     Mistake { what: "an expert less", models: ALL, change: InHParams(|hp| hp.expert_used_count -= 1) },
     Mistake { what: "gate and up of experts confused", models: ALL, change: InGraph(super::swap_gate_and_up) },
+    Mistake { what: "weights on what experts read", models: ALL, change: Interpreter(|m| m.weighted_inputs = true) },
     Mistake { what: "a router that reads the residual stream", models: ALL, change: InGraph(route_by_residual) },
 ];
 

@@ -2,7 +2,7 @@
 
 use opencoti_compute::graph::{Activation, Graph, KvLayerId, Op, Value};
 
-use super::Change::{Gelu, Graph as InGraph, HParams as InHParams};
+use super::Change::{Graph as InGraph, HParams as InHParams, Interpreter};
 use super::dense::gelu_erf;
 use super::{Mistake, is_norm, skip};
 
@@ -33,7 +33,7 @@ pub(super) const ROWS: &[Mistake] = &[
         change: InGraph(|g| g.ropes.iter_mut().for_each(|r| r.freq_divisors = None)),
     },
     Mistake { what: "no cap on the logits", models: ALL, change: InHParams(|hp| hp.final_softcap = None) },
-    Mistake { what: "GELU by the error function", models: ALL, change: Gelu(gelu_erf) },
+    Mistake { what: "GELU by the error function", models: ALL, change: Interpreter(|m| m.gelu = gelu_erf) },
     Mistake {
         what: "keys and values of another layer of the same kind",
         models: &["gemma4-elastic"],

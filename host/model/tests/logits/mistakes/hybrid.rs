@@ -16,6 +16,11 @@ pub(super) const ROWS: &[Mistake] = &[
             }
         }),
     },
+    Mistake {
+        what: "a memory that fades after it was asked",
+        models: &["qwen35", "qwen35-ends-recurrent"],
+        change: Change::Interpreter(|m| m.decay_after_error = true),
+    },
     Mistake { what: "gate before the norm", models: &["qwen35"], change: Change::Graph(gate_before_norm) },
     Mistake {
         what: "one added to the norm of delta nets",

@@ -11,6 +11,7 @@ use opencoti_model::Model;
 use opencoti_model::arch::Architecture;
 use opencoti_model::hparams::HParams;
 
+use crate::reference::Mistakes;
 use crate::{Fixture, TOLERANCE, fixture, max_diff, reference};
 
 /// A mistake and the tiny models that show it.
@@ -29,8 +30,8 @@ pub(crate) enum Change {
     HParams(fn(&mut HParams)),
     /// In the graph.
     Graph(fn(&mut Graph)),
-    /// In the GELU of the interpreter.
-    Gelu(fn(f64) -> f64),
+    /// In what the interpreter makes of the graph.
+    Interpreter(fn(&mut Mistakes)),
 }
 
 /// Every family's rows.
@@ -56,13 +57,13 @@ fn every_mistake_is_seen() {
 
 fn diff_with(fixture: &Fixture, change: &Change) -> f32 {
     let mut model = fixture.model.clone();
-    let mut gelu: fn(f64) -> f64 = reference::gelu_tanh;
+    let mut mistakes = Mistakes::default();
     match change {
         Change::HParams(change) => model = rebuilt(&model, change),
         Change::Graph(change) => change(&mut model.graph),
-        Change::Gelu(other) => gelu = *other,
+        Change::Interpreter(change) => change(&mut mistakes),
     }
-    let logits = reference::logits_with(&model.graph, &model.weights, &fixture.tokens, gelu);
+    let logits = reference::logits_with_mistakes(&model.graph, &model.weights, &fixture.tokens, mistakes);
     max_diff(&logits, &fixture.logits)
 }
 
