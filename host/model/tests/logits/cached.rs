@@ -7,13 +7,10 @@ use opencoti_model::Model;
 use opencoti_plugin_api::conformance::reference;
 use opencoti_plugin_api::kv_codec::Side;
 
-use crate::planes::Planes;
-
 /// A model with its cache.
 pub(crate) struct Runner {
     executor: Executor,
     cache: Cache,
-    planes: Option<Planes>,
 }
 
 /// Most rows of a step.
@@ -47,7 +44,7 @@ impl Runner {
             // Planes are kept by hand, one after every token.
             states: StateConfig::default(),
         });
-        Runner { executor, cache: cache.expect("a cache"), planes: Planes::new(&model.graph) }
+        Runner { executor, cache: cache.expect("a cache") }
     }
 
     /// A new sequence.
@@ -58,13 +55,20 @@ impl Runner {
     /// Cuts a sequence to its first `n` tokens.
     pub(crate) fn truncate(&mut self, seq: SeqId, n: usize) {
         assert_eq!(self.cache.truncate(seq, n).expect("known"), n);
-        self.planes.iter_mut().for_each(|planes| planes.truncate(seq, n));
     }
 
-    /// The same with a mistake in recurrent layers, see [`Planes::truncate_without_inputs`].
+    /// The mistake of going back with the matrices of delta nets but not with the inputs of convolutions.
     pub(crate) fn truncate_without_inputs(&mut self, seq: SeqId, n: usize) {
-        assert_eq!(self.cache.truncate(seq, n).expect("known"), n);
-        self.planes.as_mut().expect("recurrent layers").truncate_without_inputs(seq, n, self.executor.graph());
+        let plane = |cache: &Cache| cache.planes(seq).expect("known").last().expect("tokens").1;
+        let last = plane(&self.cache);
+        self.truncate(seq, n);
+        let (now, view) = (plane(&self.cache), self.cache.state_view().expect("recurrent layers"));
+        let mut at = 0;
+        for layer in &self.executor.graph().state_layers {
+            // SAFETY: inside two planes, of which nothing has been written since and nobody reads now.
+            unsafe { view.plane(last).add(at).copy_to(view.plane(now).add(at), layer.conv) };
+            at += layer.words();
+        }
     }
 
     /// One step: each sequence goes on with its tokens. Logits of all rows of each.
@@ -75,11 +79,7 @@ impl Runner {
     /// The same for the outputs that are wanted of each.
     pub(crate) fn step_for(&mut self, batch: &[(SeqId, &[u32])], outputs: Outputs) -> Vec<Vec<f32>> {
         let items: Vec<_> = batch.iter().map(|&(seq, tokens)| BatchItem { seq, tokens, outputs }).collect();
-        let mut planned = self.cache.plan(&items).expect("a plan");
-        if let Some(planes) = &mut self.planes {
-            let rows = batch.iter().zip(&planned.rows).map(|((seq, _), rows)| (*seq, rows.clone()));
-            planes.plan(&mut planned.step, rows);
-        }
+        let planned = self.cache.plan(&items).expect("a plan");
         let results = self.executor.run(&planned.step).expect("runs");
         let mut next = 0..results.rows();
         let logits = planned.rows.iter().map(|rows| {

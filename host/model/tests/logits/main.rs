@@ -10,7 +10,6 @@ mod graphs;
 mod hybrid;
 mod mistakes;
 mod parity;
-mod planes;
 mod real;
 mod reference;
 mod refusals;
