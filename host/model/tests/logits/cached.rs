@@ -41,8 +41,7 @@ impl Runner {
             rollback_tokens: 64,
             whole_texts: model.graph.bidirectional,
             snapshots: 0,
-            // Planes are kept by hand, one after every token.
-            states: StateConfig::default(),
+            states: StateConfig { rollback: 64, ..StateConfig::of(&model.graph) },
         });
         Runner { executor, cache: cache.expect("a cache") }
     }
