@@ -3,7 +3,8 @@
 //!     bench MODEL [THREADS] [PROMPT] [DEPTH,DEPTH,..] [REPETITIONS]
 //!
 //! Defaults: all cores, 512 tokens, depths 0 and 2048, 5 repetitions. Prints medians and the best, which
-//! is what counts on a machine that others use, too.
+//! is what counts on a machine that others use, too. Between decoding runs, as many threads read memory as fast as
+//! they can: what a token's weights would take at that speed is the floor of its time, and its share is printed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +14,7 @@ use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Config, Executor};
 use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId, StateConfig};
 use opencoti_model::Model;
+use opencoti_model::demands::Demands;
 use opencoti_plugin_api::host::{CodecPlugin, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::Side;
 
@@ -78,6 +80,22 @@ impl Bench {
     }
 }
 
+/// Words of a buffer that no cache holds.
+const BUFFER: usize = 128 << 20;
+
+/// Bytes a second at which `threads` threads read a buffer once.
+fn read_speed(buffer: &[u64], threads: usize) -> f64 {
+    let start = Instant::now();
+    let sum: u64 = std::thread::scope(|scope| {
+        let parts = buffer.chunks(buffer.len().div_ceil(threads.max(1)));
+        let readers: Vec<_> =
+            parts.map(|part| scope.spawn(|| part.iter().fold(0u64, |s, v| s.wrapping_add(*v)))).collect();
+        readers.into_iter().map(|r| r.join().unwrap_or(0)).fold(0, u64::wrapping_add)
+    });
+    std::hint::black_box(sum);
+    size_of_val(buffer) as f64 / start.elapsed().as_secs_f64()
+}
+
 /// Some tokens; which ones makes no difference to the work.
 fn tokens(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| 100 + i * 37 % 1000).collect()
@@ -101,17 +119,40 @@ fn main() -> Result<()> {
     let capacity = depths.iter().max().unwrap_or(&0) + prompt.max(DECODED) + STEP;
     let mut bench = Bench::new(&model, threads, capacity)?;
     bench.speed(0, prompt.max(1), STEP)?;
-    let mut report = |name: String, depth, measured, step| -> Result<()> {
-        let mut speeds = (0..repetitions).map(|_| bench.speed(depth, measured, step)).collect::<Result<Vec<_>>>()?;
+    let sorted = |mut speeds: Vec<f64>| {
         speeds.sort_by(f64::total_cmp);
+        speeds
+    };
+    let say = |name: String, speeds: &[f64]| {
         println!("{name:12} {:9.1} tokens/s, best {:.1}", speeds[repetitions / 2], speeds[repetitions - 1]);
-        Ok(())
     };
     if prompt > 0 {
-        report(format!("prefill {prompt}"), 0, prompt, STEP)?;
+        let speeds = (0..repetitions).map(|_| bench.speed(0, prompt, STEP)).collect::<Result<Vec<_>>>()?;
+        say(format!("prefill {prompt}"), &sorted(speeds));
     }
+    let read = Demands::of(&model.graph, &model.weights).active_bytes as f64;
+    let buffer: Vec<u64> = (0..BUFFER as u64).collect();
     for depth in depths {
-        report(format!("decode @{depth}"), depth, DECODED, 1)?;
+        let (mut speeds, mut floors, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..repetitions {
+            let floor = read_speed(&buffer, threads) / read;
+            let speed = bench.speed(depth, DECODED, 1)?;
+            shares.push(speed / floor);
+            floors.push(floor);
+            speeds.push(speed);
+        }
+        let (floors, shares) = (sorted(floors), sorted(shares));
+        say(format!("decode @{depth}"), &sorted(speeds));
+        println!(
+            "{:12} {:9.1} tokens/s, best {:.1}: {:.0} MB of weights a token at {:.1} GB/s; share {:.0} %, best {:.0} %",
+            "  floor",
+            floors[repetitions / 2],
+            floors[repetitions - 1],
+            read / 1e6,
+            floors[repetitions / 2] * read / 1e9,
+            100.0 * shares[repetitions / 2],
+            100.0 * shares[repetitions - 1],
+        );
     }
     Ok(())
 }

@@ -12,6 +12,8 @@ pub struct Demands {
     pub active_parameters: u64,
     /// Bytes of them, with the rows that are looked up: what the weights of a single token's step take to read.
     pub active_bytes: u64,
+    /// Bytes that a sequence keeps for recurrent layers, however long it is.
+    pub state_bytes: u64,
     /// Layers of equal keys and values.
     pub caches: Vec<CacheDemand>,
 }
@@ -47,7 +49,8 @@ impl Demands {
             CacheDemand { geometry: g, layers, elements: layers * g.n_kv_heads * (g.k_head_dim + g.v_head_dim) }
         });
         let caches = caches.collect();
-        Demands { active_parameters: active_parameters as u64, active_bytes: active_bytes as u64, caches }
+        let state_bytes = (graph.state_words() * size_of::<f32>()) as u64;
+        Demands { active_parameters: active_parameters as u64, active_bytes: active_bytes as u64, state_bytes, caches }
     }
 
     /// Elements that every token leaves for good, in layers that see all tokens.
@@ -99,11 +102,8 @@ fn shares(graph: &Graph) -> Vec<Share> {
 
 #[cfg(test)]
 mod tests {
-    use crate::Model;
-    use crate::arch::Architecture;
-    use crate::gguf::GgufFile;
-    use crate::hparams::HParams;
     use crate::synth::{Preset, Quant};
+    use crate::{LoadOptions, Model};
 
     use super::*;
 
@@ -112,10 +112,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("header.gguf");
         Preset::of(name).unwrap().spec(Quant::Q4_K_M, None).unwrap().write_header(&path).unwrap();
-        let file = GgufFile::open(&path).unwrap();
-        let arch = Architecture::of(&file).unwrap();
-        let hparams = HParams::read(&file, arch.name).unwrap();
-        Model::build(file, arch, hparams).unwrap_or_else(|e| panic!("{name}: {e}"))
+        Model::inspect(&path, &LoadOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
     /// Name, bytes a token in f16 in full layers and in window layers, the window.
@@ -125,6 +122,13 @@ mod tests {
         ("smollm2-1.7b", 196_608, 0, None),
         ("llama3-8b", 131_072, 0, None),
         ("llama3-70b", 327_680, 0, None),
+        ("qwen2-0.5b", 12_288, 0, None),
+        ("qwen2-7b", 57_344, 0, None),
+        ("qwen2-14b", 196_608, 0, None),
+        ("qwen3-0.6b", 114_688, 0, None),
+        ("qwen3-8b", 147_456, 0, None),
+        ("qwen3-14b", 163_840, 0, None),
+        ("qwen3-32b", 262_144, 0, None),
         ("qwen3-30b-a3b", 98_304, 0, None),
         ("moe-1gb", 32_768, 0, None),
         ("gemma3-270m", 3_072, 15_360, Some(512)),

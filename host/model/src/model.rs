@@ -101,6 +101,23 @@ impl Model {
         options: &LoadOptions,
         mut progress: impl FnMut(LoadStage),
     ) -> Result<Model, ModelError> {
+        let model = Model::read(path, options, &mut progress)?;
+        // Of these a token needs one row: reading all of them would push out of memory what every token needs.
+        let lookups: HashSet<&str> = demands::lookups(&model.graph).collect();
+        model.file.read_ahead(|tensor| lookups.contains(tensor));
+        progress(LoadStage::Done);
+        Ok(model)
+    }
+
+    /// As [`load_with`](Self::load_with) for one who wants to know about the model, not to run it: weights are not read.
+    ///
+    /// # Errors
+    /// See [`ModelError`]; also when the options do not suit the model.
+    pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Model, ModelError> {
+        Model::read(path, options, &mut |_| {})
+    }
+
+    fn read(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(LoadStage)) -> Result<Model, ModelError> {
         progress(LoadStage::Reading);
         let file = open(path)?;
         progress(LoadStage::Building);
@@ -108,12 +125,7 @@ impl Model {
         let mut hparams = HParams::read(&file, architecture.name)?;
         hparams.serve(options.context.unwrap_or(usize::MAX));
         hparams.repeat = repeated(&file, architecture, &hparams, &options.repeat_layers)?;
-        let model = Model::build(file, architecture, hparams)?;
-        // Of these a token needs one row: reading all of them would push out of memory what every token needs.
-        let lookups: HashSet<&str> = demands::lookups(&model.graph).collect();
-        model.file.read_ahead(|tensor| lookups.contains(tensor));
-        progress(LoadStage::Done);
-        Ok(model)
+        Model::build(file, architecture, hparams)
     }
 
     /// Builds a model from a file with the hyperparameters given, which need not be those of the file.

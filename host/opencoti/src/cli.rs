@@ -141,11 +141,15 @@ pub fn command() -> Command {
         )
         .subcommand(
             with_layers(
-                Command::new("model").about("Inspect a GGUF: sizes, tokenizer, what KV costs per token and codec"),
+                Command::new("model").about("Inspect a GGUF: sizes, tokenizer, what KV and state cost").long_about(
+                    "Inspect a GGUF: sizes, active weights, tokenizer, what keys and values cost a token with each codec and \
+                     recurrent state a sequence. In place of a file, NAME or NAME:QUANTISATION of a preset of `cargo xtask \
+                     synth` gives the figures of a real model by its shape, for example gemma4-26b-a4b or qwen3-14b:q8_0.",
+                ),
             )
             .arg(
                 Arg::new("file")
-                    .value_name("FILE")
+                    .value_name("FILE|PRESET")
                     .required(true)
                     .value_parser(clap::value_parser!(PathBuf))
                     .help("A model file"),
