@@ -453,7 +453,7 @@ proptest! {
         let answer = Message {
             reasoning: thinks.then_some(thought),
             tool_calls: calls,
-            ..Message::text(Role::Assistant, words.clone().unwrap_or_default())
+            ..Message::text(Role::Assistant, words.unwrap_or_default())
         };
         let (text, format) = written(&template, &answer);
         let found = read(events(&text, &format, &sizes));
