@@ -48,11 +48,7 @@ fn cache() -> Option<Cache> {
         rollback_tokens: 1,
         whole_texts: false,
         snapshots: 3,
-        states: StateConfig {
-            layers: vec![StateGeometry { conv: 2, recurrent: 3 }],
-            rollback: 1,
-            idle_planes: 4,
-        },
+        states: StateConfig { layers: vec![StateGeometry { conv: 2, recurrent: 3 }], rollback: 1, idle_planes: 4 },
     })
     .ok()
 }

@@ -143,7 +143,8 @@ fn prompts_with_a_common_beginning_share_its_snapshot() {
     for fixture in UNSHAREABLE {
         let folder = tempfile::tempdir().unwrap();
         let server = unshareable(fixture, folder.path());
-        let found: Vec<u64> = (10..13).map(|tail| cached(&server, &[prompt(1, 100), prompt(tail, 50)].concat())).collect();
+        let found: Vec<u64> =
+            (10..13).map(|tail| cached(&server, &[prompt(1, 100), prompt(tail, 50)].concat())).collect();
         // The second one says where the snapshot is worth having.
         assert!(found[..2] == [0, 0] && found[2] >= 100, "{fixture}: {found:?}");
     }
