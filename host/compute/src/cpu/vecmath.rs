@@ -393,7 +393,7 @@ mod tests {
         for isa in Isa::available() {
             let mut out = [0.0; 8];
             activate(isa, Activation::GeluErf, &x, &mut out);
-            close(&out, &erf, 3e-7);
+            close(&out, &erf, 5e-7);
             activate(isa, Activation::Tanh, &x, &mut out);
             close(&out, &x.map(|x| f64::from(x).tanh()), 3e-7);
             let mut gated = [0.0; 8];

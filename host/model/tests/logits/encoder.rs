@@ -192,7 +192,7 @@ fn a_file_that_contradicts_the_architecture_is_refused() {
         ("bert.attention.causal", gguf::Value::Bool(true), "is true, but bert reads texts in both directions here"),
         ("bert.pooling_type", gguf::Value::U32(9), "is 9, expected 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)"),
         ("bert.context_length", gguf::Value::U32(65), "has dimensions {64, 64}, expected {64, 65}"),
-        ("bert.attention.head_count", gguf::Value::U32(3), "bert.attention.head_count"),
+        ("bert.attention.head_count", gguf::Value::U32(3), "3 heads do not divide the embedding length 64"),
         ("bert.pooling_type", gguf::Value::U32(4), "tensor \"cls.output.weight\" is missing"),
     ] {
         let (_dir, file) = with_key(&f.model.file, key, value);

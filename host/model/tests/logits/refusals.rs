@@ -91,7 +91,7 @@ fn senseless_hyperparameters_are_refused_by_key() {
         (
             "general.architecture",
             Value::Str("mamba".into()),
-            "the architecture \"mamba\" is not supported; known are gemma2, gemma3",
+            "the architecture \"mamba\" is not supported; known are bert, gemma2, gemma3",
         ),
         ("general.architecture", Value::U32(1), "expected a string"),
         ("llama.block_count", Value::U32(4_000_000_000), "says 4000000000 blocks, but the file has only"),
