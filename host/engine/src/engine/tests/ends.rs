@@ -55,6 +55,8 @@ fn a_rejection_names_the_store_and_what_was_asked() {
 #[test]
 fn whoever_outgrows_the_cache_ends_truncated_and_nobody_else_is_harmed() {
     let rig = Rig::new(Sizes { capacity: 1024, ..Sizes::default() });
+    // First, so that there is room to reserve, however fast the others grow.
+    let bounded = rig.start(request(prompt(3, 100), 300));
     let mut endless = request(prompt(1, 100), 0);
     endless.n_predict = None;
     let endless: Vec<_> = [1, 2]
@@ -64,7 +66,6 @@ fn whoever_outgrows_the_cache_ends_truncated_and_nobody_else_is_harmed() {
         })
         .into_iter()
         .collect();
-    let bounded = rig.start(request(prompt(3, 100), 300));
     let bounded = bounded.answer().unwrap();
     assert_eq!((bounded.tokens.len(), bounded.finish.truncated), (300, false));
     for e in endless {
