@@ -118,6 +118,14 @@ impl Running {
     }
 }
 
+/// The choice of a surface that has one alone, and its end.
+pub(crate) fn only_choice(choices: &[Collected]) -> Result<(&Collected, &Finish), ApiError> {
+    let choice = choices.first();
+    choice
+        .and_then(|choice| Some((choice, choice.finish.as_ref()?)))
+        .ok_or_else(|| ApiError::internal("the engine ended the answer without its result"))
+}
+
 /// What one choice produced.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Collected {

@@ -15,7 +15,7 @@ use super::blocks::{BlockEvent, Blocks, ContentBlock};
 use super::error::AnthropicError;
 use crate::chat::reader::Reader;
 use crate::error::ApiError;
-use crate::run::{Collected, Delivery, Frames, Surface};
+use crate::run::{Collected, Delivery, Frames, Surface, only_choice};
 use crate::sse;
 
 /// What the answers repeat of the request.
@@ -146,10 +146,7 @@ impl Surface for Context {
     }
 
     fn answer(&self, choices: &[Collected]) -> Result<Response, ApiError> {
-        let choice = choices.first();
-        let Some((choice, finish)) = choice.and_then(|choice| Some((choice, choice.finish.as_ref()?))) else {
-            return Err(ApiError::internal("the engine ended the answer without its result"));
-        };
+        let (choice, finish) = only_choice(choices)?;
         let mut growing = Growing::new(self);
         for (text, n_tokens) in &choice.pieces {
             growing.push(text, *n_tokens);

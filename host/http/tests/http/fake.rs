@@ -16,6 +16,16 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+/// An answer with a thought, a text and a call, in pieces that cut its markers.
+pub(crate) const THINKS_AND_CALLS: &[&str] = &[
+    "<think>\nRome",
+    " it is.</think>\n",
+    "Let me see.\n<tool_",
+    "call>\n{\"name\": \"weather\", \"argu",
+    "ments\": {\"city\": \"Rom",
+    "e\"}}\n</tool_call>",
+];
+
 /// What the engine does with a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {

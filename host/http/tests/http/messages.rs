@@ -6,18 +6,10 @@ use opencoti_engine::api::{Constraint, EngineError, Event, StopReason};
 use opencoti_http::ServerConfig;
 use serde_json::{Value, json};
 
-use crate::fake::{Script, Step, TestServer, config, done, fails, says, started, token};
+use crate::fake::{Script, Step, THINKS_AND_CALLS, TestServer, config, done, fails, says, started, token};
 
 const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
-const THINKS_AND_CALLS: &[&str] = &[
-    "<think>\nRome",
-    " it is.</think>\n",
-    "Let me see.\n<tool_",
-    "call>\n{\"name\": \"weather\", \"argu",
-    "ments\": {\"city\": \"Rom",
-    "e\"}}\n</tool_call>",
-];
 
 /// A request with more fields.
 fn with(fields: Value) -> Value {

@@ -5,17 +5,9 @@ use std::sync::Arc;
 use opencoti_engine::api::{Constraint, EngineError, Event, StopReason};
 use serde_json::{Value, json};
 
-use crate::fake::{Script, Step, TestServer, fails, says, started, token};
+use crate::fake::{Script, Step, THINKS_AND_CALLS, TestServer, fails, says, started, token};
 
 const RESPONSES: &str = "/v1/responses";
-const THINKS_AND_CALLS: &[&str] = &[
-    "<think>\nRome",
-    " it is.</think>\n",
-    "Let me see.\n<tool_",
-    "call>\n{\"name\": \"weather\", \"argu",
-    "ments\": {\"city\": \"Rom",
-    "e\"}}\n</tool_call>",
-];
 
 /// A request with more fields.
 fn with(fields: Value) -> Value {

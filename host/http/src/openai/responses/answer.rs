@@ -16,7 +16,7 @@ use super::request::ResponsesFields;
 use crate::answers::{now, probabilities};
 use crate::chat::reader::Reader;
 use crate::error::ApiError;
-use crate::run::{Collected, Delivery, Frames, Surface};
+use crate::run::{Collected, Delivery, Frames, Surface, only_choice};
 use crate::sse;
 
 /// What the answers repeat of the request.
@@ -234,10 +234,7 @@ impl Surface for Context {
     }
 
     fn answer(&self, choices: &[Collected]) -> Result<Response, ApiError> {
-        let choice = choices.first();
-        let Some((choice, finish)) = choice.and_then(|choice| Some((choice, choice.finish.as_ref()?))) else {
-            return Err(ApiError::internal("the engine ended the answer without its result"));
-        };
+        let (choice, finish) = only_choice(choices)?;
         let mut growing = Growing::new(self);
         let mut probs = &choice.probs[..];
         for (text, n_tokens) in &choice.pieces {
