@@ -17,7 +17,7 @@ const TABLES: [(&str, &str); 8] = [
 ];
 
 const PLUGIN_HELP: &str = "\
-Each `[[plugin]]` table loads one plugin. Without any, the plugins of this distribution are loaded: kv-scalar,
+Each `[[plugin]]` table loads one plugin. Without any, the plugins of this distribution are loaded: kv-scalar, kv-kvarn,
 residency-resident and admission-gate.
 ";
 
