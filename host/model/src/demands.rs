@@ -12,6 +12,10 @@ pub struct Demands {
     pub active_parameters: u64,
     /// Bytes of them, with the rows that are looked up: what the weights of a single token's step take to read.
     pub active_bytes: u64,
+    /// Of these, the bytes of experts: those that a single token chooses.
+    pub expert_bytes: u64,
+    /// Part of the experts that a token chooses; 1 in a model without any.
+    pub expert_share: f64,
     /// Bytes that a sequence keeps for recurrent layers, however long it is.
     pub state_bytes: u64,
     /// Layers of equal keys and values.
@@ -33,6 +37,7 @@ impl Demands {
     /// The demands of a graph with its weights.
     pub fn of(graph: &Graph, weights: &[Weight]) -> Demands {
         let (mut active_parameters, mut active_bytes) = (0.0, 0.0);
+        let (mut expert_bytes, mut expert_share) = (0.0, 1.0);
         for (share, weight) in shares(graph).into_iter().zip(weights) {
             let rows = weight.rows() as f64;
             let row_bytes = weight.ty().row_bytes(weight.cols()).unwrap_or(0) as f64;
@@ -42,6 +47,12 @@ impl Demands {
             };
             active_parameters += computed * weight.cols() as f64;
             active_bytes += read * row_bytes;
+            if let Share::Part(part) = share
+                && part < 1.0
+            {
+                expert_bytes += read * row_bytes;
+                expert_share = part;
+            }
         }
         let caches = graph.cache_groups().into_iter().map(|group| {
             let g = group.geometry;
@@ -50,7 +61,21 @@ impl Demands {
         });
         let caches = caches.collect();
         let state_bytes = (graph.state_words() * size_of::<f32>()) as u64;
-        Demands { active_parameters: active_parameters as u64, active_bytes: active_bytes as u64, state_bytes, caches }
+        Demands {
+            active_parameters: active_parameters as u64,
+            active_bytes: active_bytes as u64,
+            expert_bytes: expert_bytes as u64,
+            expert_share,
+            state_bytes,
+            caches,
+        }
+    }
+
+    /// Bytes of weights that a step of `rows` tokens reads when each is read once: of experts those that any row chooses, if
+    /// rows choose independently of each other.
+    pub fn step_bytes(&self, rows: usize) -> f64 {
+        let chosen = 1.0 - (1.0 - self.expert_share).powf(rows as f64);
+        (self.active_bytes - self.expert_bytes) as f64 + self.expert_bytes as f64 / self.expert_share * chosen
     }
 
     /// Elements that every token leaves for good, in layers that see all tokens.

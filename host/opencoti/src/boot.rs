@@ -401,7 +401,7 @@ fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Re
 
 /// Sizes of a step. While answers run, prompts get at most an eighth of it, so that a token never waits for a long one. A step
 /// of an encoder holds the longest text as a whole.
-fn step_budget(settings: &Settings, model: &Model, n_ctx: u32) -> StepBudget {
+pub fn step_budget(settings: &Settings, model: &Model, n_ctx: u32) -> StepBudget {
     let n_batch = (settings.batch_size as usize).max(settings.parallel as usize + 1);
     if model.graph.bidirectional {
         let n_batch = n_batch.max(n_ctx as usize);
@@ -477,7 +477,8 @@ fn embeddings_line(pooling: Pooling, ranking: Ranking) -> String {
     format!("{pooled}; {ranked}")
 }
 
-fn threads(settings: &Settings) -> usize {
+/// Compute threads.
+pub fn threads(settings: &Settings) -> usize {
     match settings.threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         n => n as usize,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::flags::{Entry, FLAGS};
+use crate::{bench, lab};
 
 /// What the user asked for.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +51,22 @@ pub enum Task {
         file: PathBuf,
         /// As JSON.
         json: bool,
+    },
+    /// Measure speed.
+    Bench {
+        /// Flags and config file.
+        layers: Layers,
+        /// What is measured.
+        options: bench::Options,
+    },
+    /// Measure fidelity.
+    Lab {
+        /// Flags and config file.
+        layers: Layers,
+        /// What all experiments are told.
+        options: lab::Options,
+        /// What is measured.
+        experiment: lab::Experiment,
     },
     /// Print the config reference or an example config.
     HelpConfig {
@@ -102,9 +119,21 @@ fn heading(table: &'static str) -> &'static str {
     }
 }
 
+/// Tables of the config that concern a measurement.
+const MEASURED: [&str; 4] = ["model", "engine", "kv", "plugins"];
+
+/// The flags of a command that runs a model without serving it.
+fn with_measured_layers(command: Command) -> Command {
+    let flags = FLAGS.iter().filter(|f| MEASURED.contains(&f.table()));
+    command.arg(config_file()).args(flags.map(argument))
+}
+
 fn with_layers(command: Command) -> Command {
-    let config = Arg::new("config").long("config").short('c').value_name("FILE").help("Config file (TOML)");
-    command.arg(config).args(FLAGS.iter().map(argument))
+    command.arg(config_file()).args(FLAGS.iter().map(argument))
+}
+
+fn config_file() -> Arg {
+    Arg::new("config").long("config").short('c').value_name("FILE").help("Config file (TOML)")
 }
 
 fn switch(name: &'static str, help: &'static str) -> Arg {
@@ -156,6 +185,10 @@ pub fn command() -> Command {
             )
             .arg(switch("json", "As JSON")),
         )
+        .subcommand(bench::args::add(with_measured_layers(
+            Command::new("bench").about("Measure speed: prompts, decoding and batches, against what memory allows"),
+        )))
+        .subcommand(lab::args::command(with_measured_layers))
         .subcommand(
             Command::new("help-config")
                 .about("Print the config reference, or an example config")
@@ -199,6 +232,11 @@ fn task(matches: &ArgMatches) -> Task {
             file: m.get_one::<PathBuf>("file").cloned().unwrap_or_default(),
             json: m.get_flag("json"),
         },
+        Some(("bench", m)) => Task::Bench { layers: layers(m), options: bench::args::read(m) },
+        Some(("lab", m)) => {
+            let (m, options, experiment) = lab::args::read(m);
+            Task::Lab { layers: layers(m), options, experiment }
+        }
         Some((_, m)) => Task::HelpConfig { example: m.get_flag("example"), model: text(m, "model") },
         None => Task::HelpConfig { example: false, model: None },
     }
@@ -209,7 +247,7 @@ fn layers(matches: &ArgMatches) -> Layers {
         config: matches.get_one::<String>("config").map(PathBuf::from),
         arguments: FLAGS
             .iter()
-            .filter_map(|f| Some((f.long.to_owned(), matches.get_one::<String>(f.long)?.clone())))
+            .filter_map(|f| Some((f.long.to_owned(), matches.try_get_one::<String>(f.long).ok()??.clone())))
             .collect(),
     }
 }

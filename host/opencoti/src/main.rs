@@ -1,5 +1,6 @@
 //! opencoti: an LLM inference server that is a plugin host.
 
+mod bench;
 mod boot;
 mod chat;
 mod cli;
@@ -8,6 +9,8 @@ mod fingerprint;
 mod flags;
 mod inspect;
 mod kv;
+mod lab;
+mod measure;
 mod memory;
 mod plugins;
 mod reference;
@@ -25,7 +28,9 @@ use settings::{LogFormat, Settings};
 
 fn main() -> ExitCode {
     match run(cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        // What was asked for was done, and a gate was failed.
+        Ok(false) => ExitCode::from(3),
         Err(e) => {
             eprintln!("opencoti: {e:#}");
             ExitCode::FAILURE
@@ -33,8 +38,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task) -> Result<()> {
-    match task {
+/// Does what was asked for; whether all gates were passed, if there were any.
+fn run(task: Task) -> Result<bool> {
+    let done = match task {
+        Task::Lab { layers, options, experiment } => return lab::run(&settings(&layers)?, &options, &experiment),
         Task::Serve { layers, print_curl } => {
             let settings = settings(&layers)?;
             log_to_stderr(&settings)?;
@@ -45,6 +52,10 @@ fn run(task: Task) -> Result<()> {
         Task::Plugins { layers, file: None, json } => plugins::list(&settings(&layers)?, json),
         Task::Plugins { layers, file: Some(file), json } => plugins::inspect(&settings(&layers)?, &file, json),
         Task::Model { layers, file, json } => inspect::model(&settings(&layers)?, &file, json),
+        Task::Bench { layers, options } => {
+            let settings = settings(&layers)?;
+            bench::run(&settings, &options)
+        }
         Task::HelpConfig { example, model } => {
             match example {
                 true => print!("{}", reference::example(model.as_deref())),
@@ -52,7 +63,8 @@ fn run(task: Task) -> Result<()> {
             }
             Ok(())
         }
-    }
+    };
+    done.map(|()| true)
 }
 
 fn settings(layers: &Layers) -> Result<Settings> {

@@ -9,6 +9,7 @@ mod crowd;
 mod departures;
 mod encoders;
 mod generation;
+mod measure;
 mod qwen;
 mod sharing;
 mod slots;

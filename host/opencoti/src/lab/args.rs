@@ -1,0 +1,120 @@
+//! Arguments of `opencoti lab`.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
+
+use super::text::Source;
+use super::{Experiment, Options, kld, logits};
+use crate::bench::args::{as_json, count, kv, outputs, size, texts};
+
+/// The command with an experiment each; `layers` adds the settings' flags.
+pub fn command(layers: fn(Command) -> Command) -> Command {
+    let experiment = |name: &'static str, about: &'static str| common(layers(Command::new(name).about(about)));
+    Command::new("lab")
+        .about("Measure how faithful codecs are")
+        .long_about(
+            "Measure how faithful codecs are, on any model and text, against a reference. Ends with a verdict per gate; the \
+             exit status is 3 when one was failed. docs/lab.md tells what each number means.",
+        )
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            experiment("kld", "Divergence from the reference, teacher-forced, token by token as decoding reads the cache")
+                .args(judged())
+                .arg(reference())
+                .arg(count("tokens", "Tokens of a passage", "4096", 2))
+                .arg(count("scored", "Of these, the last ones that are scored; those before are context", "1024", 1))
+                .arg(count("passages", "Passages, which run at the same time", "1", 1))
+                .arg(count("rows", "Tokens of a passage in a scored step; 1 reads the cache as decoding does", "1", 1)),
+        )
+        .subcommand(
+            experiment("ppl", "Perplexity by the procedure of llama.cpp's tool: the second half of every passage counts")
+                .args(judged())
+                .arg(reference())
+                .arg(count("tokens", "Tokens of a passage", "512", 4))
+                .arg(count("passages", "Passages; 0 takes all that the text has", "0", 0))
+                .arg(count("rows", "Tokens of a scored step; 1 reads the cache as decoding does", "64", 1)),
+        )
+        .subcommand(
+            experiment("logits", "Write the logits of every token, for comparisons with other engines")
+                .arg(file("out", "File for the logits: f32, little-endian, a row for each token").required(true))
+                .arg(count("tokens", "Leading tokens that are run; 0 takes all", "0", 0))
+                .arg(count("rows", "Tokens of a step", "64", 1)),
+        )
+}
+
+/// Reads the experiment, what all are told, and where its flags are.
+pub fn read(matches: &ArgMatches) -> (&ArgMatches, Options, Experiment) {
+    let (name, m) = matches.subcommand().unwrap_or(("", matches));
+    let reference = || m.get_one::<String>("reference").cloned().unwrap_or_default();
+    let experiment = match name {
+        "kld" => Experiment::Kld(kld::Options {
+            name: kld::Name::Kld,
+            reference: reference(),
+            tokens: size(m, "tokens"),
+            scored: size(m, "scored"),
+            passages: size(m, "passages"),
+            together: size(m, "passages"),
+            rows: size(m, "rows"),
+        }),
+        "ppl" => {
+            let tokens = size(m, "tokens");
+            Experiment::Kld(kld::Options {
+                name: kld::Name::Ppl,
+                reference: reference(),
+                tokens,
+                scored: tokens - 1 - tokens / 2,
+                passages: size(m, "passages"),
+                together: 1,
+                rows: size(m, "rows"),
+            })
+        }
+        _ => Experiment::Logits(logits::Options {
+            out: m.get_one("out").cloned().unwrap_or_default(),
+            tokens: size(m, "tokens"),
+            rows: size(m, "rows"),
+        }),
+    };
+    (m, options(m), experiment)
+}
+
+fn options(m: &ArgMatches) -> Options {
+    let path = |name: &str| m.try_get_one::<PathBuf>(name).ok().flatten().cloned();
+    let text = path("ids").map(Source::Ids);
+    Options {
+        kv: texts(m, "kv"),
+        text: text.unwrap_or_else(|| Source::Text(path("text").unwrap_or_default())),
+        gates: m.try_get_many::<String>("gate").ok().flatten().into_iter().flatten().cloned().collect(),
+        as_json: m.try_contains_id("format").is_ok() && as_json(m),
+        json: path("json"),
+        svg: path("svg"),
+    }
+}
+
+fn common(command: Command) -> Command {
+    command
+        .arg(kv("Pairs of codecs to measure"))
+        .arg(file("text", "Text to run, in UTF-8"))
+        .arg(file("ids", "Token ids to run, a JSON array"))
+        .group(ArgGroup::new("source").args(["text", "ids"]).required(true))
+}
+
+/// Arguments of experiments with results to be judged.
+fn judged() -> Vec<Arg> {
+    let gate = Arg::new("gate")
+        .long("gate")
+        .value_name("CONDITION")
+        .action(ArgAction::Append)
+        .help("What must hold, such as kld<=0.01 or kvarn4.kld<=0.5*q4_0.kld; once for each condition");
+    outputs().into_iter().chain([gate]).collect()
+}
+
+fn reference() -> Arg {
+    let help = "Pair of codecs that the others are compared with";
+    Arg::new("reference").long("reference").value_name("K[:V]").default_value("f16").help(help)
+}
+
+fn file(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf)).help(help)
+}
