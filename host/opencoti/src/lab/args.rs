@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 
 use super::text::Source;
-use super::{Experiment, Options, kld, logits};
+use super::{Experiment, Options, codecs, kld, logits};
 use crate::bench::args::{as_json, count, kv, outputs, size, texts};
 
 /// The command with an experiment each; `layers` adds the settings' flags.
@@ -35,6 +35,12 @@ pub fn command(layers: fn(Command) -> Command) -> Command {
                 .arg(count("tokens", "Tokens of a passage", "512", 4))
                 .arg(count("passages", "Passages; 0 takes all that the text has", "0", 0))
                 .arg(count("rows", "Tokens of a scored step; 1 reads the cache as decoding does", "64", 1)),
+        )
+        .subcommand(
+            experiment("codecs", "Error of what codecs store, on the keys, values and queries of every layer")
+                .args(judged())
+                .arg(count("tokens", "Tokens of the text; whole pages of 128 count", "2048", 128))
+                .arg(count("queries", "Positions whose queries are asked", "64", 1)),
         )
         .subcommand(
             experiment("logits", "Write the logits of every token, for comparisons with other engines")
@@ -70,6 +76,7 @@ pub fn read(matches: &ArgMatches) -> (&ArgMatches, Options, Experiment) {
                 rows: size(m, "rows"),
             })
         }
+        "codecs" => Experiment::Codecs(codecs::Options { tokens: size(m, "tokens"), queries: size(m, "queries") }),
         _ => Experiment::Logits(logits::Options {
             out: m.get_one("out").cloned().unwrap_or_default(),
             tokens: size(m, "tokens"),

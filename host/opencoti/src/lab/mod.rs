@@ -4,6 +4,9 @@
 //! step: logits are compared where they are, and speeds are those of neighbours in time.
 
 pub mod args;
+mod attention;
+mod capture;
+mod codecs;
 mod compare;
 mod gates;
 mod kld;
@@ -11,6 +14,7 @@ mod lockstep;
 mod logits;
 mod report;
 mod text;
+mod tiles;
 
 use std::path::PathBuf;
 
@@ -24,6 +28,8 @@ use crate::settings::Settings;
 pub enum Experiment {
     /// Divergence from the reference on a text.
     Kld(kld::Options),
+    /// Error of what is stored, without the model's answer to it.
+    Codecs(codecs::Options),
     /// Logits, written to a file.
     Logits(logits::Options),
 }
@@ -53,6 +59,7 @@ pub fn run(settings: &Settings, options: &Options, experiment: &Experiment) -> R
     let registry = plugins::load(settings)?;
     match experiment {
         Experiment::Kld(own) => kld::run(settings, &registry, options, own),
+        Experiment::Codecs(own) => codecs::run(settings, &registry, options, own),
         Experiment::Logits(own) => logits::run(settings, &registry, options, own),
     }
 }

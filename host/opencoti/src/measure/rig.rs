@@ -107,8 +107,20 @@ impl Rig {
     /// # Errors
     /// As for [`Rig::step`].
     pub fn fill(&mut self, cache: &mut Cache, seq: SeqId, tokens: &[u32]) -> Result<()> {
+        self.feed(cache, seq, tokens, Outputs::None)
+    }
+
+    /// As [`Rig::fill`], with an outcome of every token, so that each takes part in the last layer's attention, too.
+    ///
+    /// # Errors
+    /// As for [`Rig::step`].
+    pub fn fill_with_outputs(&mut self, cache: &mut Cache, seq: SeqId, tokens: &[u32]) -> Result<()> {
+        self.feed(cache, seq, tokens, Outputs::Hidden)
+    }
+
+    fn feed(&mut self, cache: &mut Cache, seq: SeqId, tokens: &[u32], outputs: Outputs) -> Result<()> {
         for part in tokens.chunks(self.step_tokens) {
-            self.step(cache, &[BatchItem { seq, tokens: part, outputs: Outputs::None }])?;
+            self.step(cache, &[BatchItem { seq, tokens: part, outputs }])?;
         }
         Ok(())
     }
