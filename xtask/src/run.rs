@@ -73,7 +73,8 @@ pub fn run(args: &[String]) -> Result<()> {
     cache::run(server.args(flags))
 }
 
-fn resolve(model: &str) -> Result<PathBuf> {
+/// The file of a model by name, fetched if need be, or a file as it is.
+pub fn resolve(model: &str) -> Result<PathBuf> {
     match models::find(model) {
         Some(model) => models::fetch(model),
         None if Path::new(model).is_file() => Ok(std::fs::canonicalize(model)?),

@@ -14,8 +14,6 @@ use crate::measure::machine;
 use crate::measure::rig::Rig;
 use crate::settings::Settings;
 
-/// Most sequences of a request.
-const MAX_SEQUENCES: usize = 64;
 /// Longest sequence of a request.
 const MAX_CONTEXT: usize = 1 << 20;
 
@@ -27,7 +25,7 @@ struct Request {
 }
 
 impl Request {
-    fn parse(line: &str) -> Result<Request> {
+    fn parse(line: &str, most_sequences: usize) -> Result<Request> {
         let value: Value = serde_json::from_str(line).context("the request is no JSON")?;
         let number = |key: &str, default: u64, most: usize| match value.get(key).map_or(Some(default), Value::as_u64) {
             Some(n) if n <= most as u64 => Ok(n as usize),
@@ -48,22 +46,22 @@ impl Request {
             kind,
             tokens: number("tokens", 64, MAX_CONTEXT)?.max(1),
             depth: number("depth", 0, MAX_CONTEXT)?,
-            sequences: number("sequences", 1, if many { MAX_SEQUENCES } else { 1 })?.max(1),
+            sequences: number("sequences", 1, if many { most_sequences } else { 1 })?.max(1),
         };
         Ok(Request { kv: text("kv", "")?, test })
     }
 }
 
-/// Answers requests until the input ends.
-pub fn run(settings: &Settings, registry: &Registry, with_floor: bool) -> Result<()> {
-    let mut rig = super::load(settings, MAX_CONTEXT, MAX_SEQUENCES)?;
+/// Answers requests until the input ends; those of many sequences have at most so many.
+pub fn run(settings: &Settings, registry: &Registry, most_sequences: usize, with_floor: bool) -> Result<()> {
+    let mut rig = super::load(settings, MAX_CONTEXT, most_sequences)?;
     let threads = crate::boot::threads(settings);
     let floor = with_floor.then(|| Floor::new(threads));
     say(&json!({"ready": true, "load_seconds": rig.load_seconds, "machine": machine::to_json(threads)}))?;
     let mut bed: Option<(String, Bed)> = None;
     for line in std::io::stdin().lock().lines() {
         let line = line.context("standard input can't be read")?;
-        let answer = Request::parse(&line).and_then(|request| {
+        let answer = Request::parse(&line, most_sequences).and_then(|request| {
             let bed = bed_for(settings, registry, &rig, &mut bed, &request)?;
             bed.prepare(&mut rig, request.test)?;
             bed.sample(&mut rig, request.test, floor.as_ref())
@@ -124,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_request_names_a_test_and_has_defaults() {
-        let request = Request::parse(r#"{"test": "shared", "kv": "q8_0", "depth": 2048, "sequences": 4}"#).unwrap();
+        let request = Request::parse(r#"{"test": "shared", "kv": "q8_0", "depth": 2048, "sequences": 4}"#, 4).unwrap();
         let test = Test { kind: Kind::Shared, tokens: 64, depth: 2048, sequences: 4 };
         assert_eq!(request, Request { kv: "q8_0".to_owned(), test });
     }
@@ -136,9 +134,10 @@ mod tests {
             (r#"{"test": "speed"}"#, "`test` is `speed`, expected one of prefill, decode"),
             (r#"{"depth": -1}"#, "`depth` is -1, expected a whole number up to 1048576"),
             (r#"{"test": "decode", "sequences": 2}"#, "`sequences` is 2, expected a whole number up to 1"),
+            (r#"{"test": "batch", "sequences": 5}"#, "`sequences` is 5, expected a whole number up to 4"),
             (r#"{"kv": 4}"#, "`kv` is 4, expected a string"),
         ] {
-            let error = format!("{:#}", Request::parse(line).unwrap_err());
+            let error = format!("{:#}", Request::parse(line, 4).unwrap_err());
             assert!(error.contains(part), "{line}: {error}");
         }
     }

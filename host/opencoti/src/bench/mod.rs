@@ -63,7 +63,8 @@ pub struct Options {
 pub fn run(settings: &Settings, options: &Options) -> Result<()> {
     let registry = plugins::load(settings)?;
     if options.interactive {
-        return driver::run(settings, &registry, options.floor);
+        let most = options.batches.iter().max().copied().unwrap_or(1);
+        return driver::run(settings, &registry, most, options.floor);
     }
     let pairs = codecs::pairs(settings, &options.kv)?;
     let stages = test::stages(options);
