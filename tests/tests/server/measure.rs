@@ -180,6 +180,35 @@ fn codecs_are_measured_on_what_the_model_writes() {
 }
 
 #[test]
+fn a_table_of_one_model_prepares_its_keys_and_is_refused_for_another() {
+    let lab = Lab::new();
+    let (text, table) = (lab.path("text"), lab.path("table.json"));
+    let output = lab.run(&["lab", "calibrate"], &["--text", &text, "--tokens", "256", "--out", &table]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let written: Value = serde_json::from_str(&std::fs::read_to_string(&table).expect("the table")).expect("JSON");
+    assert_eq!((&written["groups"][0]["width"], &written["tokens"]), (&json!(64), &json!(256)));
+
+    let args = ["--tokens", "256", "--queries", "16", "--kv", "q4_0+rotation=none", "--table", &table, "--with"];
+    let error = |with: &str| {
+        let (_, found) = lab.experiment("codecs", &[&args[..], &[with]].concat());
+        finding(&found, "q4_0+rotation=none")["logit_mse"].as_f64().expect("a number")
+    };
+    let (_, plain) = lab.experiment("codecs", &args[..6]);
+    let plain = finding(&plain, "q4_0+rotation=none")["logit_mse"].as_f64().expect("a number");
+    let found = ["mean", "scale", "both"].map(error);
+    assert!(found.iter().all(|e| *e != plain && *e > 0.0 && *e < 2.0 * plain), "{plain} {found:?}");
+    // The text repeats, so that keys have large means: without them there is less to store.
+    assert!(found[0] < plain, "{plain} {found:?}");
+
+    opencoti_tests::model::write_with(&lab.site.path("tiny.gguf"), &["<more>"]).expect("another model");
+    let args = [&["--text", &text], &args[..args.len() - 1]].concat();
+    let sentence = refusal(&lab.run(&["lab", "codecs"], &args));
+    assert!(sentence.contains("table for another model (`tiny`)"), "{sentence}");
+    std::fs::write(&table, "{}").expect("written");
+    assert!(refusal(&lab.run(&["lab", "codecs"], &args)).contains("is no table of `opencoti lab calibrate`"));
+}
+
+#[test]
 fn logits_are_written_as_rows_of_floats() {
     let lab = Lab::new();
     let (ids, out) = (lab.path("ids.json"), lab.path("logits"));

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 
+use super::codecs::With;
 use super::text::Source;
-use super::{Experiment, Options, codecs, kld, logits};
-use crate::bench::args::{as_json, count, kv, outputs, size, texts};
+use super::{Experiment, Options, calibrate, codecs, kld, logits};
+use crate::bench::args::{as_json, count, kv, outputs, size};
 
 /// The command with an experiment each; `layers` adds the settings' flags.
 pub fn command(layers: fn(Command) -> Command) -> Command {
@@ -40,7 +41,16 @@ pub fn command(layers: fn(Command) -> Command) -> Command {
             experiment("codecs", "Error of what codecs store, on the keys, values and queries of every layer")
                 .args(judged())
                 .arg(count("tokens", "Tokens of the text; whole pages of 128 count", "2048", 128))
-                .arg(count("queries", "Positions whose queries are asked", "64", 1)),
+                .arg(count("queries", "Positions whose queries are asked", "64", 1))
+                .arg(file("table", "Table of `lab calibrate` with which keys and values are prepared"))
+                .arg(with()),
+        )
+        .subcommand(
+            layers(Command::new("calibrate").about("Write a table of the means and factors of a model's keys and values"))
+                .args(source())
+                .group(one_source())
+                .arg(count("tokens", "Tokens of the text", "4096", 16))
+                .arg(file("out", "The table's file").required(true)),
         )
         .subcommand(
             experiment("logits", "Write the logits of every token, for comparisons with other engines")
@@ -76,7 +86,20 @@ pub fn read(matches: &ArgMatches) -> (&ArgMatches, Options, Experiment) {
                 rows: size(m, "rows"),
             })
         }
-        "codecs" => Experiment::Codecs(codecs::Options { tokens: size(m, "tokens"), queries: size(m, "queries") }),
+        "codecs" => Experiment::Codecs(codecs::Options {
+            tokens: size(m, "tokens"),
+            queries: size(m, "queries"),
+            table: m.get_one("table").cloned(),
+            with: match m.get_one::<String>("with").map(String::as_str) {
+                Some("mean") => With::Mean,
+                Some("scale") => With::Scale,
+                _ => With::Both,
+            },
+        }),
+        "calibrate" => Experiment::Calibrate(calibrate::Options {
+            out: m.get_one("out").cloned().unwrap_or_default(),
+            tokens: size(m, "tokens"),
+        }),
         _ => Experiment::Logits(logits::Options {
             out: m.get_one("out").cloned().unwrap_or_default(),
             tokens: size(m, "tokens"),
@@ -90,7 +113,7 @@ fn options(m: &ArgMatches) -> Options {
     let path = |name: &str| m.try_get_one::<PathBuf>(name).ok().flatten().cloned();
     let text = path("ids").map(Source::Ids);
     Options {
-        kv: texts(m, "kv"),
+        kv: m.try_get_many::<String>("kv").ok().flatten().into_iter().flatten().cloned().collect(),
         text: text.unwrap_or_else(|| Source::Text(path("text").unwrap_or_default())),
         gates: m.try_get_many::<String>("gate").ok().flatten().into_iter().flatten().cloned().collect(),
         as_json: m.try_contains_id("format").is_ok() && as_json(m),
@@ -100,11 +123,26 @@ fn options(m: &ArgMatches) -> Options {
 }
 
 fn common(command: Command) -> Command {
-    command
-        .arg(kv("Pairs of codecs to measure"))
-        .arg(file("text", "Text to run, in UTF-8"))
-        .arg(file("ids", "Token ids to run, a JSON array"))
-        .group(ArgGroup::new("source").args(["text", "ids"]).required(true))
+    command.arg(kv("Pairs of codecs to measure")).args(source()).group(one_source())
+}
+
+/// The tokens to run.
+fn source() -> [Arg; 2] {
+    [file("text", "Text to run, in UTF-8"), file("ids", "Token ids to run, a JSON array")]
+}
+
+fn one_source() -> ArgGroup {
+    ArgGroup::new("source").args(["text", "ids"]).required(true)
+}
+
+fn with() -> Arg {
+    let help = "What is taken of the table: the mean of keys, the factors of channels";
+    Arg::new("with")
+        .long("with")
+        .value_name("WHAT")
+        .value_parser(["mean", "scale", "both"])
+        .default_value("both")
+        .help(help)
 }
 
 /// Arguments of experiments with results to be judged.

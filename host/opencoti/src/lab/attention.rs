@@ -107,7 +107,7 @@ mod tests {
     fn layer(window: Option<usize>) -> Layer {
         let geometry = KvGeometry { n_kv_heads: 1, k_head_dim: 2, v_head_dim: 1, window };
         let query = Query { position: 2, row: vec![1.0, 0.0, 0.0, 1.0], scale: 1.0, softcap: None };
-        Layer { group: 0, geometry, k: Vec::new(), v: Vec::new(), queries: vec![query] }
+        Layer { group: 0, place: 0, geometry, k: Vec::new(), v: Vec::new(), queries: vec![query] }
     }
 
     const K: [f32; 8] = [1.0, 0.0, 0.0, 1.0, -1.0, 2.0, 9.0, 9.0];

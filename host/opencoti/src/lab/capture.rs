@@ -2,17 +2,27 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use anyhow::{Result, bail};
 use opencoti_compute::cpu::attention::Attention;
 use opencoti_compute::cpu::executor::{Attend, AttentionKernels, LayerStep};
 use opencoti_compute::cpu::pool::Worker;
 use opencoti_compute::graph::{Graph, KvGeometry};
 use opencoti_compute::plan::Step;
+use opencoti_model::Model;
+use opencoti_registry::Registry;
+
+use super::{Options, text};
+use crate::measure::codecs::Pair;
+use crate::measure::rig::{Rig, Size};
+use crate::settings::Settings;
 
 /// What one layer was given.
 #[derive(Clone, Debug)]
 pub struct Layer {
     /// Cache group.
     pub group: usize,
+    /// Place among the group's layers.
+    pub place: usize,
     /// Heads.
     pub geometry: KvGeometry,
     /// Keys after rope, `n_kv_heads * k_head_dim` a token.
@@ -45,9 +55,9 @@ impl Recording {
     pub fn new(graph: &Graph) -> Recording {
         let mut layers: Vec<Option<Mutex<Layer>>> = graph.kv_layers.iter().map(|_| None).collect();
         for (g, group) in graph.cache_groups().into_iter().enumerate() {
-            for layer in group.layers {
-                let empty =
-                    Layer { group: g, geometry: group.geometry, k: Vec::new(), v: Vec::new(), queries: Vec::new() };
+            for (place, layer) in group.layers.into_iter().enumerate() {
+                let geometry = group.geometry;
+                let empty = Layer { group: g, place, geometry, k: Vec::new(), v: Vec::new(), queries: Vec::new() };
                 layers[layer.0 as usize] = Some(Mutex::new(empty));
             }
         }
@@ -112,11 +122,17 @@ impl Recorder {
 }
 
 impl AttentionKernels for Recorder {
-    fn prepare(&mut self, step: &Step, workers: usize) -> Result<(), String> {
+    fn prepare(&mut self, step: &Step, workers: usize) -> std::result::Result<(), String> {
         self.inner.prepare(step, workers)
     }
 
-    unsafe fn append(&self, worker: Worker<'_>, at: LayerStep<'_>, k: &[f32], v: &[f32]) -> Result<(), String> {
+    unsafe fn append(
+        &self,
+        worker: Worker<'_>,
+        at: LayerStep<'_>,
+        k: &[f32],
+        v: &[f32],
+    ) -> std::result::Result<(), String> {
         // Every worker is called with the same rows.
         if worker.index() == 0 {
             self.record(at, |layer| {
@@ -128,11 +144,55 @@ impl AttentionKernels for Recorder {
         unsafe { self.inner.append(worker, at, k, v) }
     }
 
-    unsafe fn attend(&self, worker: Worker<'_>, at: LayerStep<'_>, attend: &Attend<'_>) -> Result<(), String> {
+    unsafe fn attend(
+        &self,
+        worker: Worker<'_>,
+        at: LayerStep<'_>,
+        attend: &Attend<'_>,
+    ) -> std::result::Result<(), String> {
         if worker.index() == 0 {
             self.record_queries(at, attend);
         }
         // SAFETY: passed on.
         unsafe { self.inner.attend(worker, at, attend) }
     }
+}
+
+/// A model's layers with what they were given.
+pub struct Captured {
+    /// The model.
+    pub model: Model,
+    /// Its layers.
+    pub layers: Vec<Layer>,
+}
+
+/// Runs a text through the model with an f16 cache and records it, with the queries of so many positions.
+///
+/// # Errors
+/// A text that is too short, or a model without keys and values.
+pub fn run(
+    settings: &Settings,
+    registry: &Registry,
+    common: &Options,
+    tokens: usize,
+    queries: usize,
+) -> Result<Captured> {
+    let mut recording = None;
+    let rows = settings.batch_size.max(1) as usize;
+    let mut rig = Rig::load(settings, Size { rows, outputs: rows, context: tokens }, |model| {
+        let empty = Recording::new(&model.graph);
+        recording = Some(empty.clone());
+        Box::new(Recorder::new(&model.graph, empty, tokens / queries.max(1)))
+    })?;
+    let text = common.text.tokens(&rig.model.tokenizer)?;
+    let passage = text::passages(&text, tokens, 1, text::begin(&rig.model.tokenizer))?;
+    let mut cache = rig.cache(&Pair::parse(settings, "f16")?, registry, tokens, 1)?;
+    let seq = cache.create();
+    // Only a row with an outcome takes part in the last layer's attention.
+    rig.fill_with_outputs(&mut cache, seq, &passage[0])?;
+    let layers = recording.map(|recording| recording.take()).unwrap_or_default();
+    if layers.is_empty() {
+        bail!("the model has no layer with keys and values, so there is nothing to store");
+    }
+    Ok(Captured { model: rig.model, layers })
 }

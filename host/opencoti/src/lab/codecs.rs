@@ -1,19 +1,24 @@
 //! `lab codecs`: the error of what is stored, on keys and values that the model really writes, layer by layer.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 use opencoti_kv::GroupConfig;
 use opencoti_plugin_api::PAGE_TOKENS;
+use opencoti_plugin_api::host::Codec;
+use opencoti_plugin_api::kv_codec::Side;
 use opencoti_registry::Registry;
 use serde_json::{Value, json};
 
 use super::attention::AttentionError;
-use super::capture::{Layer, Recorder, Recording};
+use super::capture::{self, Layer};
 use super::gates::{Finding, Metrics};
 use super::report::{self, Column, Shape, plain};
-use super::{Options as Common, text, tiles};
+use super::table::KvTable;
+use super::tiles::{self, Decoded};
+use super::{Options as Common, calibrate};
 use crate::measure::codecs::{self, Pair};
 use crate::measure::cost;
-use crate::measure::rig::{Rig, Size};
 use crate::measure::stats;
 use crate::settings::Settings;
 use crate::{boot, kv};
@@ -25,6 +30,66 @@ pub struct Options {
     pub tokens: usize,
     /// Positions whose queries are asked.
     pub queries: usize,
+    /// Table of means and factors that rows are prepared with.
+    pub table: Option<PathBuf>,
+    /// What is taken of it.
+    pub with: With,
+}
+
+/// What of a table is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum With {
+    /// The mean of keys is taken off.
+    Mean,
+    /// Channels are evened out.
+    Scale,
+    /// Both.
+    Both,
+}
+
+/// What is done to rows before a codec gets them, and undone behind it.
+#[derive(Clone, Copy)]
+struct Prepare<'a> {
+    table: Option<&'a KvTable>,
+    with: With,
+}
+
+impl Prepare<'_> {
+    /// Offsets and factors of a head's keys or values: what is stored is `(x - offset) * factor`.
+    fn head(&self, layer: &Layer, side: Side, head: usize) -> (Vec<f32>, Vec<f32>) {
+        let dim = match side {
+            Side::K => layer.geometry.k_head_dim,
+            Side::V => layer.geometry.v_head_dim,
+        };
+        let Some(table) = self.table.map(|table| &table.groups[layer.group].layers[layer.place]) else {
+            return (vec![0.0; dim], vec![1.0; dim]);
+        };
+        let of_head = |values: &[f32]| values[head * dim..][..dim].to_vec();
+        let offset = match side {
+            Side::K if self.with != With::Scale => of_head(&table.k_mean),
+            _ => vec![0.0; dim],
+        };
+        let factor = match (self.with, side) {
+            (With::Mean, _) => vec![1.0; dim],
+            (_, Side::K) => of_head(&table.k_scale),
+            (_, Side::V) => of_head(&table.v_scale),
+        };
+        (offset, factor)
+    }
+
+    /// Rows of a head through a codec and back. The offset is not added again: no softmax sees it.
+    fn round_trip(&self, layer: &Layer, codec: &Codec, head: usize, rows: &[f32]) -> Result<Decoded> {
+        let (offset, factor) = self.head(layer, codec.side(), head);
+        let mut stored = rows.to_vec();
+        for row in stored.chunks_exact_mut(offset.len()) {
+            row.iter_mut().zip(&offset).zip(&factor).for_each(|((x, o), f)| *x = (*x - o) * f);
+        }
+        let mut decoded = tiles::round_trip(codec, &stored)?;
+        for row in decoded.rows.chunks_exact_mut(offset.len()) {
+            row.iter_mut().zip(&factor).for_each(|(x, f)| *x /= f);
+        }
+        Ok(decoded)
+    }
 }
 
 const COLUMNS: [Column; 11] = [
@@ -67,12 +132,18 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
     let pairs = codecs::pairs(settings, &common.kv)?;
     let labels: Vec<&str> = pairs.iter().map(|pair| pair.label.as_str()).collect();
     let gates = SHAPE.gates(common, &labels)?;
-    let layers = capture(settings, registry, common, own.tokens, own.queries)?;
+    let captured = capture::run(settings, registry, common, own.tokens, own.queries)?;
+    let graph = &captured.model.graph;
+    let table = match &own.table {
+        Some(path) => Some(KvTable::read(path, &calibrate::digest(&captured.model), graph)?),
+        None => None,
+    };
+    let prepare = Prepare { table: table.as_ref(), with: own.with };
     let mut findings = Vec::new();
     let mut by_layer = Vec::new();
     for pair in &pairs {
-        let groups = kv::groups(&pair.settings, registry, &layers.graph)?;
-        let errors = errors(&layers.layers, &groups, boot::threads(settings))?;
+        let groups = kv::groups(&pair.settings, registry, graph)?;
+        let errors = errors(&captured.layers, &groups, prepare, boot::threads(settings))?;
         findings.push(finding(pair, &groups, &errors));
         by_layer.push(json!({"kv": pair.label, "layers": errors.iter().map(layer_json).collect::<Vec<_>>()}));
     }
@@ -80,55 +151,18 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
         "model": settings.model.as_ref().map(|path| path.display().to_string()),
         "tokens": own.tokens / PAGE_TOKENS * PAGE_TOKENS,
         "queries": own.queries,
+        "table": own.table.as_ref().map(|path| path.display().to_string()),
         "layers": by_layer,
     });
     report::show(&SHAPE, common, facts, &findings, &gates)
 }
 
-/// A model's layers with what they were given.
-pub struct Captured {
-    /// The model's graph.
-    pub graph: opencoti_compute::graph::Graph,
-    /// Its layers.
-    pub layers: Vec<Layer>,
-}
-
-/// Runs a text through the model with an exact cache and records it.
-///
-/// # Errors
-/// A text that is too short.
-pub fn capture(
-    settings: &Settings,
-    registry: &Registry,
-    common: &Common,
-    tokens: usize,
-    queries: usize,
-) -> Result<Captured> {
-    let mut recording = None;
-    let rows = settings.batch_size.max(1) as usize;
-    let mut rig = Rig::load(settings, Size { rows, outputs: rows, context: tokens }, |model| {
-        let empty = Recording::new(&model.graph);
-        recording = Some(empty.clone());
-        Box::new(Recorder::new(&model.graph, empty, tokens / queries.max(1)))
-    })?;
-    let text = common.text.tokens(&rig.model.tokenizer)?;
-    let passage = text::passages(&text, tokens, 1, text::begin(&rig.model.tokenizer))?;
-    let mut cache = rig.cache(&Pair::parse(settings, "f16")?, registry, tokens, 1)?;
-    let seq = cache.create();
-    // Only a row with an output takes part in the last layer's attention.
-    rig.fill_with_outputs(&mut cache, seq, &passage[0])?;
-    let layers = recording.map(|recording| recording.take()).unwrap_or_default();
-    if layers.is_empty() {
-        bail!("the model has no layer with keys and values, so there is nothing to store");
-    }
-    Ok(Captured { graph: rig.model.graph.clone(), layers })
-}
-
 /// Errors of all layers, `threads` of them at a time.
-fn errors(layers: &[Layer], groups: &[GroupConfig], threads: usize) -> Result<Vec<LayerError>> {
+fn errors(layers: &[Layer], groups: &[GroupConfig], prepare: Prepare<'_>, threads: usize) -> Result<Vec<LayerError>> {
     let share = layers.len().div_ceil(threads.max(1));
     std::thread::scope(|scope| {
-        let work = |part: &'_ [Layer]| part.iter().map(|l| error(l, &groups[l.group])).collect::<Result<Vec<_>>>();
+        let work =
+            |part: &'_ [Layer]| part.iter().map(|l| error(l, &groups[l.group], prepare)).collect::<Result<Vec<_>>>();
         let workers: Vec<_> = layers.chunks(share).map(|part| scope.spawn(move || work(part))).collect();
         let mut all = Vec::with_capacity(layers.len());
         for worker in workers {
@@ -141,7 +175,7 @@ fn errors(layers: &[Layer], groups: &[GroupConfig], threads: usize) -> Result<Ve
     })
 }
 
-fn error(layer: &Layer, codecs: &GroupConfig) -> Result<LayerError> {
+fn error(layer: &Layer, codecs: &GroupConfig, prepare: Prepare<'_>) -> Result<LayerError> {
     let g = layer.geometry;
     let (mut k_sums, mut v_sums) = (Squares::default(), Squares::default());
     let (mut encode, mut decode) = (0.0, 0.0);
@@ -150,7 +184,8 @@ fn error(layer: &Layer, codecs: &GroupConfig) -> Result<LayerError> {
     for head in 0..g.n_kv_heads {
         let k = head_rows(&layer.k, g.n_kv_heads, g.k_head_dim, head);
         let v = head_rows(&layer.v, g.n_kv_heads, g.v_head_dim, head);
-        let (k_found, v_found) = (tiles::round_trip(&codecs.k, &k)?, tiles::round_trip(&codecs.v, &v)?);
+        let k_found = prepare.round_trip(layer, &codecs.k, head, &k)?;
+        let v_found = prepare.round_trip(layer, &codecs.v, head, &v)?;
         k_sums.add_without_mean(&k, &k_found.rows, g.k_head_dim);
         v_sums.add(&v, &v_found.rows);
         attention.add_head(layer, head, [&k, &v], [&k_found.rows, &v_found.rows]);

@@ -5,6 +5,7 @@
 
 pub mod args;
 mod attention;
+mod calibrate;
 mod capture;
 mod codecs;
 mod compare;
@@ -13,6 +14,7 @@ mod kld;
 mod lockstep;
 mod logits;
 mod report;
+mod table;
 mod text;
 mod tiles;
 
@@ -30,6 +32,8 @@ pub enum Experiment {
     Kld(kld::Options),
     /// Error of what is stored, without the model's answer to it.
     Codecs(codecs::Options),
+    /// Means and factors of keys and values, written to a file.
+    Calibrate(calibrate::Options),
     /// Logits, written to a file.
     Logits(logits::Options),
 }
@@ -60,6 +64,7 @@ pub fn run(settings: &Settings, options: &Options, experiment: &Experiment) -> R
     match experiment {
         Experiment::Kld(own) => kld::run(settings, &registry, options, own),
         Experiment::Codecs(own) => codecs::run(settings, &registry, options, own),
+        Experiment::Calibrate(own) => calibrate::run(settings, &registry, options, own),
         Experiment::Logits(own) => logits::run(settings, &registry, options, own),
     }
 }
