@@ -11,8 +11,17 @@ use anyhow::{Context, Result, bail};
 const READY: &str = "OPENCOTI_TEST_PLUGINS";
 
 /// Packages that make the program or a library: `cargo test` of this package builds none of them.
-const PACKAGES: [&str; 7] =
-    ["opencoti", "kv-scalar", "kv-kvarn", "residency-resident", "admission-gate", "faulty", "faulty-admission"];
+const PACKAGES: [&str; 9] = [
+    "opencoti",
+    "kv-scalar",
+    "kv-turbo",
+    "kv-tcq",
+    "kv-kvarn",
+    "residency-resident",
+    "admission-gate",
+    "faulty",
+    "faulty-admission",
+];
 
 /// The folder with the program and the libraries of this repository's plugins, built with the profile of the running
 /// test.

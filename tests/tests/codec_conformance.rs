@@ -32,6 +32,20 @@ fn the_scalar_codecs_conform_with_and_without_rotation() {
 }
 
 #[test]
+fn the_turbo_codecs_conform() {
+    let report = report("kv-turbo", "turbo3", &["{}", r#"{"scale":"norm"}"#]);
+    // Four codecs, two sides, five head sizes.
+    assert_eq!(plain(&report), 4 * 2 * 5, "{report}");
+}
+
+#[test]
+fn the_trellis_codecs_conform() {
+    let report = report("kv-tcq", "turbo3_tcq", &["{}", r#"{"scale":"norm"}"#]);
+    // Two codecs, two sides, five head sizes.
+    assert_eq!(plain(&report), 2 * 2 * 5, "{report}");
+}
+
+#[test]
 fn the_kvarn_codecs_conform() {
     let report = report("kv-kvarn", "kvarn4", &["{}", r#"{"floor":"reference","clip":"none"}"#]);
     // Six codecs, two sides, five head sizes.

@@ -9,7 +9,8 @@ use crate::cache;
 use crate::models;
 
 /// Packages that make up a distribution: the host and its plugins.
-pub const DISTRIBUTION: [&str; 5] = ["opencoti", "kv-scalar", "kv-kvarn", "residency-resident", "admission-gate"];
+pub const DISTRIBUTION: [&str; 7] =
+    ["opencoti", "kv-scalar", "kv-turbo", "kv-tcq", "kv-kvarn", "residency-resident", "admission-gate"];
 
 /// Builds what a user runs, in the given profile, and returns its folder.
 pub fn build(profile: &str, packages: &[&str]) -> Result<PathBuf> {

@@ -29,7 +29,7 @@ fn options(settings: &Settings, side: Side) -> Map<String, Value> {
     let mut options = table.0.clone();
     let rotate = match settings.kv_rotation {
         Rotation::None => false,
-        Rotation::Hadamard => true,
+        Rotation::Hadamard => is_quantised_scalar(codec) || is_half(codec),
         Rotation::Auto => is_quantised_scalar(codec),
     };
     if rotate {
@@ -38,9 +38,19 @@ fn options(settings: &Settings, side: Side) -> Map<String, Value> {
     options
 }
 
-/// `q8_0`, `q4_0` and the like, whichever plugin was named before a `/`.
+/// The codec's name without the plugin that may stand before a `/`.
+fn bare(codec: &str) -> &str {
+    codec.rsplit('/').next().unwrap_or(codec)
+}
+
+/// A 16-bit float.
+fn is_half(codec: &str) -> bool {
+    matches!(bare(codec), "f16" | "bf16")
+}
+
+/// `q8_0`, `q4_0` and the like.
 fn is_quantised_scalar(codec: &str) -> bool {
-    let name = codec.rsplit('/').next().unwrap_or(codec);
+    let name = bare(codec);
     let digits = name.strip_prefix('q').and_then(|rest| rest.split_once('_'));
     digits.is_some_and(|(bits, kind)| bits.parse::<u8>().is_ok() && kind.parse::<u8>().is_ok())
 }
@@ -100,6 +110,15 @@ mod tests {
             let settings = Settings { kv_k: codec.to_owned(), kv_v: "f16".to_owned(), ..Settings::with_defaults() };
             assert_eq!(options(&settings, Side::K).contains_key("rotation"), rotated, "{codec}");
             assert!(options(&settings, Side::V).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_rotation_that_was_asked_for_is_not_imposed_on_codecs_that_rotate_themselves() {
+        for (codec, rotated) in [("q4_0", true), ("f16", true), ("kv-scalar/bf16", true), ("turbo3", false)] {
+            let kv_rotation = Rotation::Hadamard;
+            let settings = Settings { kv_k: codec.to_owned(), kv_rotation, ..Settings::with_defaults() };
+            assert_eq!(options(&settings, Side::K).contains_key("rotation"), rotated, "{codec}");
         }
     }
 

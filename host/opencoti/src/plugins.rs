@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::settings::{Admission, Settings};
 
 /// Plugins loaded when the config lists none.
-const DISTRIBUTION: [&str; 4] = ["kv-scalar", "kv-kvarn", "residency-resident", "admission-gate"];
+const DISTRIBUTION: [&str; 6] = ["kv-scalar", "kv-turbo", "kv-tcq", "kv-kvarn", "residency-resident", "admission-gate"];
 
 /// Loads the plugins that the settings list, or those of the distribution.
 pub fn load(settings: &Settings) -> Result<Registry> {

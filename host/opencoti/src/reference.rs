@@ -17,8 +17,8 @@ const TABLES: [(&str, &str); 8] = [
 ];
 
 const PLUGIN_HELP: &str = "\
-Each `[[plugin]]` table loads one plugin. Without any, the plugins of this distribution are loaded: kv-scalar, kv-kvarn,
-residency-resident and admission-gate.
+Each `[[plugin]]` table loads one plugin. Without any, the plugins of this distribution are loaded: kv-scalar, kv-turbo,
+kv-tcq, kv-kvarn, residency-resident and admission-gate.
 ";
 
 /// `docs/config.md`.

@@ -1,16 +1,14 @@
 //! An opened codec.
 
+use opencoti_kv_common::options::no_codec;
+use opencoti_kv_common::tiles::{MAX_HEAD_DIM, as_floats, as_floats_mut};
+use opencoti_kv_common::{Level, Options, block_size, wht};
 use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesOf, CpuTilesVtbl, Scores, ScoresMut};
 use opencoti_plugin_api::kv_codec::{Facts, KvCodec, OpenParams, Rows, RowsMut};
 use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
 use crate::formats::{BLOCK, Bf16, F16, Format, Q4_0, Q5_0, Q5_1, Q6_0, Q8_0};
-use crate::isa::Level;
 use crate::kernels::{Kernels, Shape};
-use crate::wht::{block_size, wht};
-
-/// Largest head size; bounds the kernels' buffers.
-pub const MAX_HEAD_DIM: usize = 1024;
 
 /// A format at a head size, rotated or not.
 pub struct ScalarCodec {
@@ -42,13 +40,7 @@ impl ScalarCodec {
             Q5_1::NAME => of::<Q5_1>(d, level),
             Q5_0::NAME => of::<Q5_0>(d, level),
             Q4_0::NAME => of::<Q4_0>(d, level),
-            other => {
-                let names: Vec<&str> = crate::CODECS.iter().map(|c| c.name).collect();
-                return Err(Error::unsupported(format!(
-                    "kv-scalar has no codec `{other}`; it has {}",
-                    names.join(", ")
-                )));
-            }
+            other => return Err(no_codec("kv-scalar", other, crate::CODECS)),
         };
         Ok(ScalarCodec { shape, kernels, rotation })
     }
@@ -74,36 +66,7 @@ fn of<F: Format>(head_dim: usize, level: Level) -> (Shape, &'static Kernels) {
 
 /// Whether the options ask for a rotation.
 fn rotation(options: &serde_json::Value) -> Result<bool, Error> {
-    let Some(table) = options.as_object() else {
-        return Err(Error::unsupported(format!("the codec's options are `{options}`, expected an object")));
-    };
-    if let Some(key) = table.keys().find(|k| *k != "rotation") {
-        return Err(Error::unsupported(format!("option `{key}` is unknown; the scalar codecs take `rotation`")));
-    }
-    match table.get("rotation").map(|v| (v, v.as_str())) {
-        None | Some((_, Some("none"))) => Ok(false),
-        Some((_, Some("hadamard"))) => Ok(true),
-        Some((value, _)) => {
-            Err(Error::unsupported(format!("option `rotation` is {value}, expected \"none\" or \"hadamard\"")))
-        }
-    }
-}
-
-/// Prepared queries as f32; the ABI promises 64-byte alignment.
-fn as_floats(prepared: &[u8]) -> Result<&[f32], Error> {
-    // SAFETY: every bit pattern is an f32.
-    match unsafe { prepared.align_to() } {
-        ([], floats, []) => Ok(floats),
-        _ => Err(Error::new("the space for prepared queries is not aligned to 64 bytes")),
-    }
-}
-
-fn as_floats_mut(prepared: &mut [u8]) -> Result<&mut [f32], Error> {
-    // SAFETY: every bit pattern is an f32, and every f32 is four bytes.
-    match unsafe { prepared.align_to_mut() } {
-        ([], floats, []) => Ok(floats),
-        _ => Err(Error::new("the space for prepared queries is not aligned to 64 bytes")),
-    }
+    Options::new(options, "scalar", &["rotation"])?.choice("rotation", &[("none", false), ("hadamard", true)])
 }
 
 impl KvCodec for ScalarCodec {

@@ -6,7 +6,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::isa::Isa;
+use opencoti_kv_common::isa::Isa;
 
 /// Values in a block.
 pub const BLOCK: usize = 32;

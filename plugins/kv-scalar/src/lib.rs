@@ -29,19 +29,17 @@
 
 mod codec;
 mod formats;
-mod isa;
 mod kernels;
-mod wht;
 
+use opencoti_kv_common::options::no_config;
 use opencoti_plugin_api::export::{About, Plugin};
 use opencoti_plugin_api::host::Host;
 use opencoti_plugin_api::kv_codec::{CodecName, KvCodecs, OpenParams};
 use opencoti_plugin_api::{Error, PluginRoot};
 
-pub use codec::{MAX_HEAD_DIM, ScalarCodec};
+pub use codec::ScalarCodec;
 pub use formats::BLOCK;
-pub use isa::Level;
-pub use wht::{block_size, wht};
+pub use opencoti_kv_common::{Level, block_size, wht};
 
 use formats::{Bf16, F16, Format, Q4_0, Q5_0, Q5_1, Q6_0, Q8_0};
 
@@ -64,13 +62,8 @@ impl Plugin for ScalarCodecs {
     };
 
     fn create(_host: Host, config: &serde_json::Value) -> Result<Self, Error> {
-        match config.as_object() {
-            Some(table) => match table.keys().next() {
-                None => Ok(ScalarCodecs),
-                Some(key) => Err(Error::new(format!("kv-scalar has no config key `{key}`; it takes none, remove it"))),
-            },
-            None => Err(Error::new(format!("the config of kv-scalar is `{config}`, expected a table"))),
-        }
+        no_config(config, Self::ABOUT.name)?;
+        Ok(ScalarCodecs)
     }
 }
 

@@ -89,7 +89,7 @@ fn the_command_and_the_route_show_the_same_plugins() {
     let shown = facts(&server.get("/plugins").ok().to_string());
     assert_eq!(listed, shown);
     let names: Vec<_> = listed.iter().map(|p| p[0].as_str().unwrap_or_default()).collect();
-    assert_eq!(names, ["kv-scalar", "kv-kvarn", "residency-resident", "admission-gate"]);
+    assert_eq!(names, ["kv-scalar", "kv-turbo", "kv-tcq", "kv-kvarn", "residency-resident", "admission-gate"]);
 }
 
 #[test]

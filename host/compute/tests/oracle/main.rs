@@ -122,15 +122,26 @@ fn output_rows_alone_match_the_oracle() {
     }
 }
 
+fn check_codecs(k: &str, v: &str, rotated: bool) {
+    let case = Case::of_codecs(k, v, rotated, 7);
+    let out = run(&case, &mut Attention::new(&case.graph), Isa::detect(), 2).unwrap();
+    check(&case, &out, &format!("K {k}, V {v}, rotated {rotated}"));
+}
+
 #[test]
 fn the_codec_matrix_matches_the_oracle() {
     for k in cases::SCALAR {
         for v in cases::SCALAR {
             for rotated in [false, true] {
-                let case = Case::of_codecs(k, v, rotated, 7);
-                let out = run(&case, &mut Attention::new(&case.graph), Isa::detect(), 2).unwrap();
-                check(&case, &out, &format!("K {k}, V {v}, rotated {rotated}"));
+                check_codecs(k, v, rotated);
             }
+        }
+    }
+    for rotated in cases::ROTATED {
+        check_codecs(rotated, rotated, false);
+        for other in ["f16", "q4_0", "turbo3"] {
+            check_codecs(rotated, other, false);
+            check_codecs(other, rotated, true);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The scalar codecs in pages: what a cache does to tiles keeps their rows.
+//! The token-wise codecs in pages: what a cache does to tiles keeps their rows.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::support::{config, plan, tokens};
 
 const HEAD_DIM: usize = 64;
 
-/// A cache for each scalar codec.
+/// A cache for each token-wise codec.
 fn caches() -> Vec<(String, Cache)> {
-    let instance = Instance::create(opencoti_kv_scalar::root(), "{}", Arc::new(NoSink)).unwrap();
-    let plugin = CodecPlugin::new(instance).unwrap();
-    let names = plugin.codecs().unwrap().into_iter().map(|c| c.name);
-    let cache = |name: String| {
+    let roots = [opencoti_kv_scalar::root(), opencoti_kv_turbo::root(), opencoti_kv_tcq::root()];
+    let plugins = roots.map(|r| CodecPlugin::new(Instance::create(r, "{}", Arc::new(NoSink)).unwrap()).unwrap());
+    let codecs = |p: &CodecPlugin| p.codecs().unwrap().into_iter().map(|c| c.name).collect::<Vec<_>>();
+    let cache = |(plugin, name): (&CodecPlugin, String)| {
         let open = |side| plugin.open(&name, "{}", side, HEAD_DIM).unwrap();
         let geometry = KvGeometry { n_kv_heads: 2, k_head_dim: HEAD_DIM, v_head_dim: HEAD_DIM, window: None };
         let group = GroupConfig { name: "kv".into(), geometry, n_layers: 1, k: open(Side::K), v: open(Side::V) };
         (name.clone(), Cache::new(config(vec![group])).unwrap())
     };
-    names.map(cache).collect()
+    plugins.iter().flat_map(|p| codecs(p).into_iter().map(move |name| (p, name))).map(cache).collect()
 }
 
 /// A row of keys that depends on its token and position.

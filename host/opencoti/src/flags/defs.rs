@@ -100,7 +100,7 @@ flags! {
     /// Codec of the keys in the KV cache.
     ///
     /// Any codec of a loaded plugin; `opencoti plugins` lists them. The plugin kv-scalar brings f16, bf16, q8_0, q6_0,
-    /// q5_1, q5_0 and q4_0.
+    /// q5_1, q5_0 and q4_0; kv-turbo turbo2, turbo3, turbo4 and turbo8; kv-tcq turbo2_tcq and turbo3_tcq.
     KvK: String = "f16", "cache-type-k", "kv.k", |s, v| s.kv_k = v;
 
     /// Codec of the values in the KV cache.

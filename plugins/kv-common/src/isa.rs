@@ -36,7 +36,8 @@ impl Level {
 ///
 /// # Safety
 /// Every function may only run, inlined, inside a function that enables the features of the set.
-pub(crate) unsafe trait Isa {
+#[expect(clippy::missing_safety_doc, reason = "every function has the safety section of the trait")]
+pub unsafe trait Isa: crate::lanes::Lanes {
     /// A vector.
     type V: Copy;
     /// Values in a vector; divides 32.
@@ -59,7 +60,7 @@ pub(crate) unsafe trait Isa {
 }
 
 /// Plain Rust.
-pub(crate) struct Portable;
+pub struct Portable;
 
 // SAFETY: needs no features.
 unsafe impl Isa for Portable {
@@ -113,7 +114,7 @@ unsafe impl Isa for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{Avx2, Avx512};
+pub use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -121,9 +122,9 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// AVX2, FMA, F16C.
-    pub(crate) struct Avx2;
+    pub struct Avx2;
     /// AVX-512.
-    pub(crate) struct Avx512;
+    pub struct Avx512;
 
     // SAFETY: as the trait says, inlined into functions with the features only.
     unsafe impl Isa for Avx2 {
