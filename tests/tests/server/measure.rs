@@ -180,6 +180,45 @@ fn codecs_are_measured_on_what_the_model_writes() {
 }
 
 #[test]
+fn every_question_is_asked_of_every_pair() {
+    let lab = Lab::new();
+    let args = ["--lengths", "450", "--depths", "20,80", "--kv", "bf16,q4_0", "--gate", "surprise<=1.05*f16.surprise"];
+    let (_, found) = lab.experiment("niah", &args);
+    for asked in found["questions"].as_array().expect("questions") {
+        let outcomes: Vec<(&str, u64)> = asked["outcomes"]
+            .as_array()
+            .expect("outcomes")
+            .iter()
+            .map(|o| (o["task"].as_str().unwrap_or_default(), o["depth"].as_u64().unwrap_or(999)))
+            .collect();
+        let expected = ["single", "keys", "hops"].map(|task| [(task, 20), (task, 80)]).concat();
+        assert_eq!(outcomes, expected, "{asked}");
+    }
+    // A random model knows nothing, but is as surprised whatever stores its cache, up to rounding.
+    let surprise = |kv: &str| finding(&found, kv)["surprise"].as_f64().expect("a number");
+    assert!((surprise("bf16") / surprise("f16") - 1.0).abs() < 0.01, "{found}");
+    assert_eq!(finding(&found, "f16")["recall"], 0.0, "{found}");
+    assert_eq!((&finding(&found, "f16")["kld"], &found["gates"][0]["passed"]), (&json!(0.0), &json!(true)));
+    assert!(finding(&found, "q4_0")["kld"].as_f64() > finding(&found, "bf16")["kld"].as_f64(), "{found}");
+}
+
+#[test]
+fn a_sweep_takes_every_codec_that_is_loaded_and_marks_those_that_none_surpasses() {
+    let lab = Lab::new();
+    let (status, found) = lab.experiment("sweep", &["--tokens", "100", "--scored", "20", "--sides"]);
+    assert_eq!((status, &found["passed"]), (Some(0), &json!(true)), "{found}");
+    for kv in ["f16", "bf16", "q8_0", "q4_0", "q4_0:f16", "f16:q4_0"] {
+        let front = finding(&found, kv)["front"].as_f64().expect("a number");
+        assert!(front == 0.0 || front == 1.0, "{kv}: {found}");
+    }
+    // Nothing is nearer to the reference than itself, and what is as large is surpassed by it.
+    assert_eq!((&finding(&found, "f16")["front"], &finding(&found, "bf16")["front"]), (&json!(1.0), &json!(0.0)));
+    let bits: Vec<f64> =
+        found["findings"].as_array().expect("findings").iter().filter_map(|f| f["bits"].as_f64()).collect();
+    assert!(bits.len() >= 19 && bits.is_sorted_by(|a, b| a >= b), "{bits:?}");
+}
+
+#[test]
 fn a_table_of_one_model_prepares_its_keys_and_is_refused_for_another() {
     let lab = Lab::new();
     let (text, table) = (lab.path("text"), lab.path("table.json"));

@@ -97,7 +97,8 @@ fn number(arg: Arg, least: i64) -> Arg {
     arg.value_parser(value_parser!(i64).range(least..=MOST))
 }
 
-fn list(name: &'static str, label: &'static str, help: &'static str, default: &'static str) -> Arg {
+/// Words with commas between them.
+pub fn list(name: &'static str, label: &'static str, help: &'static str, default: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(label).value_delimiter(',').help(help).default_value(default)
 }
 

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 
 use super::codecs::With;
+use super::needles::Task;
 use super::text::Source;
-use super::{Experiment, Options, calibrate, codecs, kld, logits};
-use crate::bench::args::{as_json, count, kv, outputs, size};
+use super::{Experiment, Options, calibrate, codecs, kld, logits, niah, sweep};
+use crate::bench::args::{as_json, count, kv, list, numbers, outputs, size, sizes, switch};
 
 /// The command with an experiment each; `layers` adds the settings' flags.
 pub fn command(layers: fn(Command) -> Command) -> Command {
@@ -24,10 +25,7 @@ pub fn command(layers: fn(Command) -> Command) -> Command {
             experiment("kld", "Divergence from the reference, teacher-forced, token by token as decoding reads the cache")
                 .args(judged())
                 .arg(reference())
-                .arg(count("tokens", "Tokens of a passage", "4096", 2))
-                .arg(count("scored", "Of these, the last ones that are scored; those before are context", "1024", 1))
-                .arg(count("passages", "Passages, which run at the same time", "1", 1))
-                .arg(count("rows", "Tokens of a passage in a scored step; 1 reads the cache as decoding does", "1", 1)),
+                .args(passages()),
         )
         .subcommand(
             experiment("ppl", "Perplexity by the procedure of llama.cpp's tool: the second half of every passage counts")
@@ -36,6 +34,25 @@ pub fn command(layers: fn(Command) -> Command) -> Command {
                 .arg(count("tokens", "Tokens of a passage", "512", 4))
                 .arg(count("passages", "Passages; 0 takes all that the text has", "0", 0))
                 .arg(count("rows", "Tokens of a scored step; 1 reads the cache as decoding does", "64", 1)),
+        )
+        .subcommand(
+            experiment("niah", "Whether facts in a long text are found again: one, one of many, behind another")
+                .args(judged())
+                .arg(reference())
+                .arg(
+                    list("tasks", "TASK,…", "What is asked", "single,keys,hops")
+                        .value_parser(clap::builder::PossibleValuesParser::new(Task::ALL.map(Task::name))),
+                )
+                .arg(numbers("lengths", "Tokens of a text", "4096", 256))
+                .arg(numbers("depths", "Where the facts are, in percent of the text", "10,50,90", 0))
+                .arg(count("trials", "Texts of each kind, with other facts", "1", 1)),
+        )
+        .subcommand(
+            experiment("sweep", "Every codec that is loaded, and which none surpasses in size and divergence")
+                .args(judged())
+                .arg(reference())
+                .args(passages())
+                .arg(switch("sides", "Also try each codec for keys alone and for values alone")),
         )
         .subcommand(
             experiment("codecs", "Error of what codecs store, on the keys, values and queries of every layer")
@@ -64,16 +81,28 @@ pub fn command(layers: fn(Command) -> Command) -> Command {
 pub fn read(matches: &ArgMatches) -> (&ArgMatches, Options, Experiment) {
     let (name, m) = matches.subcommand().unwrap_or(("", matches));
     let reference = || m.get_one::<String>("reference").cloned().unwrap_or_default();
+    let passages = || kld::Options {
+        name: kld::Name::Kld,
+        reference: reference(),
+        tokens: size(m, "tokens"),
+        scored: size(m, "scored"),
+        passages: size(m, "passages"),
+        together: size(m, "passages"),
+        rows: size(m, "rows"),
+    };
     let experiment = match name {
-        "kld" => Experiment::Kld(kld::Options {
-            name: kld::Name::Kld,
-            reference: reference(),
-            tokens: size(m, "tokens"),
-            scored: size(m, "scored"),
-            passages: size(m, "passages"),
-            together: size(m, "passages"),
-            rows: size(m, "rows"),
-        }),
+        "kld" => Experiment::Kld(passages()),
+        "sweep" => Experiment::Sweep(sweep::Options { kld: passages(), sides: m.get_flag("sides") }),
+        "niah" => {
+            let names: Vec<&String> = m.get_many("tasks").into_iter().flatten().collect();
+            Experiment::Niah(niah::Options {
+                reference: reference(),
+                tasks: Task::ALL.into_iter().filter(|task| names.iter().any(|name| *name == task.name())).collect(),
+                lengths: sizes(m, "lengths"),
+                depths: sizes(m, "depths"),
+                trials: size(m, "trials"),
+            })
+        }
         "ppl" => {
             let tokens = size(m, "tokens");
             Experiment::Kld(kld::Options {
@@ -153,6 +182,16 @@ fn judged() -> Vec<Arg> {
         .action(ArgAction::Append)
         .help("What must hold, such as kld<=0.01 or kvarn4.kld<=0.5*q4_0.kld; once for each condition");
     outputs().into_iter().chain([gate]).collect()
+}
+
+/// Sizes of what is scored.
+fn passages() -> [Arg; 4] {
+    [
+        count("tokens", "Tokens of a passage", "4096", 2),
+        count("scored", "Of these, the last ones that are scored; those before are context", "1024", 1),
+        count("passages", "Passages, which run at the same time", "1", 1),
+        count("rows", "Tokens of a passage in a scored step; 1 reads the cache as decoding does", "1", 1),
+    ]
 }
 
 fn reference() -> Arg {

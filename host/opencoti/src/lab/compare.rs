@@ -55,16 +55,18 @@ pub struct Tally {
     klds: Vec<f64>,
     tvs: Vec<f64>,
     same_tops: usize,
+    hits: usize,
     surprises: Vec<f64>,
 }
 
 impl Tally {
-    /// Adds a position.
-    pub fn add(&mut self, difference: Difference, surprise: f64) {
+    /// Adds a position with what was found there, and the token that follows.
+    pub fn add(&mut self, difference: Difference, found: &Distribution, token: u32) {
         self.klds.push(difference.kld);
         self.tvs.push(difference.tv);
         self.same_tops += usize::from(difference.same_top);
-        self.surprises.push(surprise);
+        self.hits += usize::from(found.top == token as usize);
+        self.surprises.push(found.surprise(token));
     }
 
     /// Mean divergence.
@@ -85,6 +87,16 @@ impl Tally {
     /// Share of positions with the same most probable token.
     pub fn top1(&self) -> f64 {
         self.same_tops as f64 / self.klds.len() as f64
+    }
+
+    /// Whether at every position the token that follows was the most probable one: greedy decoding would have said them.
+    pub fn is_said(&self) -> bool {
+        self.hits == self.surprises.len()
+    }
+
+    /// Nats by which a token surprised, the mean.
+    pub fn surprise(&self) -> f64 {
+        stats::mean(&self.surprises)
     }
 
     /// Perplexity of the text.
@@ -133,12 +145,21 @@ mod tests {
     #[test]
     fn a_tally_sums_up_positions() {
         let mut tally = Tally::default();
-        for (kld, same_top, surprise) in [(0.0, true, 1.0), (0.1, false, 2.0), (0.5, true, 3.0)] {
-            tally.add(Difference { kld, tv: 0.1, same_top }, surprise);
+        // Surprises of ln 2, ln 4 and ln 4; the first two tokens are the top ones.
+        let even = Distribution::of(&[0.0, 0.0]);
+        let quarters = Distribution::of(&[0.0; 4]);
+        for (kld, same_top, found, token) in
+            [(0.0, true, &even, 0), (0.1, false, &quarters, 0), (0.5, true, &quarters, 3)]
+        {
+            assert_eq!(tally.is_said(), tally.hits == tally.klds.len());
+            tally.add(Difference { kld, tv: 0.1, same_top }, found, token);
         }
         assert!((tally.kld() - 0.2).abs() < 1e-12 && tally.kld_quantile(0.5) == 0.1);
-        assert!((tally.top1() - 2.0 / 3.0).abs() < 1e-12);
-        assert!((tally.perplexity() - 2f64.exp()).abs() < 1e-9);
-        assert!((tally.perplexity_error() - 2f64.exp() / 3f64.sqrt()).abs() < 1e-9);
+        assert!((tally.top1() - 2.0 / 3.0).abs() < 1e-12 && !tally.is_said());
+        let mean = 5.0 / 3.0 * 2f64.ln();
+        assert!((tally.surprise() - mean).abs() < 1e-9 && (tally.perplexity() - mean.exp()).abs() < 1e-9);
+        // The variance of 1, 2 and 2 is 1/3, in units of ln 2.
+        let error = mean.exp() * 2f64.ln() * (1.0f64 / 9.0).sqrt();
+        assert!((tally.perplexity_error() - error).abs() < 1e-9);
     }
 }

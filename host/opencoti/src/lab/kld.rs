@@ -147,7 +147,11 @@ fn finding(label: &str, track: &Track, reference: &Track) -> Finding {
     Finding { label: label.to_owned(), is_reference: false, metrics }
 }
 
-fn check(own: &Options) -> Result<()> {
+/// Refuses sizes that don't suit each other.
+///
+/// # Errors
+/// The size, and what was expected.
+pub fn check(own: &Options) -> Result<()> {
     let Options { tokens, scored, .. } = *own;
     if scored == 0 || scored >= tokens {
         bail!("`--scored` is {scored}, expected 1 to {} for passages of {tokens} tokens", tokens.saturating_sub(1));

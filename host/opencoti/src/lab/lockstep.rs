@@ -16,6 +16,8 @@ pub struct Track {
     /// Bytes of a token's keys and values.
     pub bytes: f64,
     cache: Cache,
+    /// What every passage goes on from, if there is such a thing.
+    prefix: Option<SeqId>,
     sequences: Vec<SeqId>,
     /// What was found against the first track.
     pub tally: Tally,
@@ -33,11 +35,31 @@ impl Track {
             bits: cost::bits_per_value(groups),
             bytes: Cost::new(&rig.model, groups).token_bytes(),
             cache,
+            prefix: None,
             sequences: Vec::new(),
             tally: Tally::default(),
             tokens: 0,
             seconds: 0.0,
         }
+    }
+
+    /// Fills what the passages to come go on from, in place of what they went on from before.
+    ///
+    /// # Errors
+    /// No room, or a codec that failed.
+    pub fn set_prefix(&mut self, rig: &mut Rig, tokens: &[u32]) -> Result<()> {
+        self.prefix.take().map_or(Ok(()), |seq| self.cache.release(seq))?;
+        let seq = self.cache.create();
+        rig.fill(&mut self.cache, seq, tokens)?;
+        self.prefix = Some(seq);
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<SeqId> {
+        Ok(match self.prefix {
+            Some(prefix) => self.cache.fork(prefix, self.cache.committed(prefix)?)?,
+            None => self.cache.create(),
+        })
     }
 
     /// Tokens a second in scored steps.
@@ -55,7 +77,7 @@ pub struct Pace {
     pub rows: usize,
 }
 
-/// Runs passages of one length, all together, through every track. Each of the scored positions is compared with the first
+/// Runs passages of one length, all together, through every track, behind its prefix. Each of the scored positions is compared with the first
 /// track's, which is compared with itself.
 ///
 /// # Errors
@@ -65,7 +87,7 @@ pub fn run(rig: &mut Rig, tracks: &mut [Track], passages: &[Vec<u32>], pace: Pac
     for track in tracks.iter_mut() {
         track.sequences.clear();
         for passage in passages {
-            let seq = track.cache.create();
+            let seq = track.begin()?;
             rig.fill(&mut track.cache, seq, &passage[..pace.first])?;
             track.sequences.push(seq);
         }
@@ -78,13 +100,13 @@ pub fn run(rig: &mut Rig, tracks: &mut [Track], passages: &[Vec<u32>], pace: Pac
             let found = step(rig, track, passages, from, to)?;
             if reference.is_empty() {
                 for (found, token) in found.iter().zip(targets(passages, from, to)) {
-                    track.tally.add(found.compare(found), found.surprise(token));
+                    track.tally.add(found.compare(found), found, token);
                 }
                 reference = found;
                 continue;
             }
             for ((expected, found), token) in reference.iter().zip(&found).zip(targets(passages, from, to)) {
-                track.tally.add(expected.compare(found), found.surprise(token));
+                track.tally.add(expected.compare(found), found, token);
             }
         }
     }

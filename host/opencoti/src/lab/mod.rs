@@ -13,7 +13,10 @@ mod gates;
 mod kld;
 mod lockstep;
 mod logits;
+mod needles;
+mod niah;
 mod report;
+mod sweep;
 mod table;
 mod text;
 mod tiles;
@@ -30,6 +33,10 @@ use crate::settings::Settings;
 pub enum Experiment {
     /// Divergence from the reference on a text.
     Kld(kld::Options),
+    /// Every codec on a text.
+    Sweep(sweep::Options),
+    /// Facts found again in a text.
+    Niah(niah::Options),
     /// Error of what is stored, without the model's answer to it.
     Codecs(codecs::Options),
     /// Means and factors of keys and values, written to a file.
@@ -63,6 +70,8 @@ pub fn run(settings: &Settings, options: &Options, experiment: &Experiment) -> R
     let registry = plugins::load(settings)?;
     match experiment {
         Experiment::Kld(own) => kld::run(settings, &registry, options, own),
+        Experiment::Sweep(own) => sweep::run(settings, &registry, options, own),
+        Experiment::Niah(own) => niah::run(settings, &registry, options, own),
         Experiment::Codecs(own) => codecs::run(settings, &registry, options, own),
         Experiment::Calibrate(own) => calibrate::run(settings, &registry, options, own),
         Experiment::Logits(own) => logits::run(settings, &registry, options, own),
