@@ -177,6 +177,9 @@ fn codecs_are_measured_on_what_the_model_writes() {
     assert_eq!(of("f16:q4_0", "mse_v"), of("q4_0", "mse_v"));
     let layers = found["layers"][0]["layers"].as_array().map(Vec::len);
     assert_eq!(layers, Some(2), "{found}");
+    let (_, exact) = lab.experiment("codecs", &["--tokens", "256", "--kv", "q4_0", "--sink", "256"]);
+    let q4 = finding(&exact, "q4_0");
+    assert_eq!((&q4["mse_k"], &q4["mse_v"], &q4["output_mse"]), (&json!(0.0), &json!(0.0), &json!(0.0)), "{exact}");
 }
 
 #[test]

@@ -59,6 +59,7 @@ pub fn command(layers: fn(Command) -> Command) -> Command {
                 .args(judged())
                 .arg(count("tokens", "Tokens of the text; whole pages of 128 count", "2048", 128))
                 .arg(count("queries", "Positions whose queries are asked", "64", 1))
+                .arg(count("sink", "Leading tokens that stay exact, as a cache with a sink keeps them", "0", 0))
                 .arg(file("table", "Table of `lab calibrate` with which keys and values are prepared"))
                 .arg(with()),
         )
@@ -118,6 +119,7 @@ pub fn read(matches: &ArgMatches) -> (&ArgMatches, Options, Experiment) {
         "codecs" => Experiment::Codecs(codecs::Options {
             tokens: size(m, "tokens"),
             queries: size(m, "queries"),
+            sink: size(m, "sink"),
             table: m.get_one("table").cloned(),
             with: match m.get_one::<String>("with").map(String::as_str) {
                 Some("mean") => With::Mean,

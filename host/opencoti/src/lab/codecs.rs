@@ -34,6 +34,8 @@ pub struct Options {
     pub table: Option<PathBuf>,
     /// What is taken of it.
     pub with: With,
+    /// Leading tokens that stay exact.
+    pub sink: usize,
 }
 
 /// What of a table is applied.
@@ -52,6 +54,7 @@ pub enum With {
 struct Prepare<'a> {
     table: Option<&'a KvTable>,
     with: With,
+    sink: usize,
 }
 
 impl Prepare<'_> {
@@ -85,6 +88,8 @@ impl Prepare<'_> {
             row.iter_mut().zip(&offset).zip(&factor).for_each(|((x, o), f)| *x = (*x - o) * f);
         }
         let mut decoded = tiles::round_trip(codec, &stored)?;
+        let exact = (self.sink * offset.len()).min(decoded.rows.len());
+        decoded.rows[..exact].copy_from_slice(&stored[..exact]);
         for row in decoded.rows.chunks_exact_mut(offset.len()) {
             row.iter_mut().zip(&factor).for_each(|(x, f)| *x /= f);
         }
@@ -138,7 +143,7 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
         Some(path) => Some(KvTable::read(path, &calibrate::digest(&captured.model), graph)?),
         None => None,
     };
-    let prepare = Prepare { table: table.as_ref(), with: own.with };
+    let prepare = Prepare { table: table.as_ref(), with: own.with, sink: own.sink };
     let mut findings = Vec::new();
     let mut by_layer = Vec::new();
     for pair in &pairs {
@@ -151,6 +156,7 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
         "model": settings.model.as_ref().map(|path| path.display().to_string()),
         "tokens": own.tokens / PAGE_TOKENS * PAGE_TOKENS,
         "queries": own.queries,
+        "sink": own.sink,
         "table": own.table.as_ref().map(|path| path.display().to_string()),
         "layers": by_layer,
     });
