@@ -183,6 +183,7 @@ fn cache() -> Result<Cache> {
         n_layers: 1,
         k: codecs.open("f16", "{}", Side::K, HEAD_DIM)?,
         v: codecs.open("f16", "{}", Side::V, HEAD_DIM)?,
+        stage: None,
     };
     Ok(Cache::new(CacheConfig {
         groups: vec![group],

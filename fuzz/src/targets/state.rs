@@ -37,6 +37,7 @@ fn cache() -> Option<Cache> {
             n_layers: 1,
             k: plugin.open("q4_0", "{}", Side::K, 32).ok()?,
             v: plugin.open("q8_0", "{}", Side::V, 32).ok()?,
+            stage: None,
         })
     };
     Cache::new(CacheConfig {

@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 
 use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::host::Codec;
+use opencoti_plugin_api::kv_codec::Side;
 
 use crate::graph::RowIndex;
 
@@ -130,11 +131,28 @@ pub struct AppendRun {
     pub first_slot: u32,
 }
 
+/// A page of exact tokens that is encoded into a page of another store: after the step's writes, before its reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SealRun {
+    /// Index into [`Step::stores`] of the exact tokens.
+    pub from_store: u32,
+    /// Page in that store.
+    pub from_page: u32,
+    /// Its slots that hold tokens; the codec is given the last of them in place of those that are missing.
+    pub filled: u32,
+    /// Index into [`Step::stores`] of the page to write.
+    pub store: u32,
+    /// Page in that store.
+    pub page: u32,
+}
+
 /// The plan of one cache group for one step. Serves every layer of the group.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GroupPlan {
     /// Writes.
     pub appends: Vec<AppendRun>,
+    /// Pages encoded as a whole.
+    pub seals: Vec<SealRun>,
     /// Reads.
     pub segments: Vec<Segment>,
 }
@@ -157,6 +175,16 @@ pub struct LayerTiles {
     pub k: TileSide,
     /// Values.
     pub v: TileSide,
+}
+
+impl LayerTiles {
+    /// Tiles of one side.
+    pub fn side(&self, side: Side) -> &TileSide {
+        match side {
+            Side::K => &self.k,
+            Side::V => &self.v,
+        }
+    }
 }
 
 /// Pages of one cache group in one pair of codecs, as an executor sees them.
@@ -319,6 +347,9 @@ impl fmt::Display for GroupPlan {
                 a.first_slot + a.rows.end - a.rows.start
             )?;
         }
+        for s in &self.seals {
+            writeln!(f, "seal  store {} p{}+{} as store {} p{}", s.from_store, s.from_page, s.filled, s.store, s.page)?;
+        }
         for s in &self.segments {
             writeln!(f, "{s}")?;
         }
@@ -416,6 +447,11 @@ impl Step {
                 within("page", a.page.into(), pages)?;
                 let last = u64::from(a.first_slot) + u64::from(a.rows.end.saturating_sub(a.rows.start));
                 within("slot", last.saturating_sub(1), PAGE_TOKENS as u64)?;
+            }
+            for s in &plan.seals {
+                within("page", s.from_page.into(), store(s.from_store)?.n_pages as u64)?;
+                within("page", s.page.into(), store(s.store)?.n_pages as u64)?;
+                within("slot", u64::from(s.filled.wrapping_sub(1)), PAGE_TOKENS as u64)?;
             }
             for s in &plan.segments {
                 let store = store(s.store)?;

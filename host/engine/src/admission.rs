@@ -100,7 +100,21 @@ pub(crate) fn stores(cache: &Cache) -> Vec<Store> {
         reclaimable: s.available.min(s.reclaimable) as u64,
         window: s.per_sequence as u64,
     });
-    cache.stats().iter().map(store).chain(state).collect()
+    let stats = cache.stats();
+    stats.iter().map(store).chain(stats.iter().filter_map(stage)).chain(state).collect()
+}
+
+/// The exact tokens of a store, of which a sequence has a window at most; `None` where there is room for all.
+fn stage(of: &StoreStats) -> Option<Store> {
+    let tokens = |pages: usize| StoreStats::tokens(pages) as u64;
+    let stage = of.stage.filter(|stage| stage.bounded)?;
+    Some(Store {
+        name: format!("{} stage", of.name),
+        total: tokens(stage.total),
+        free: tokens(stage.available.min(stage.free)),
+        reclaimable: tokens(stage.available.saturating_sub(stage.free)),
+        window: tokens(stage.per_sequence),
+    })
 }
 
 #[cfg(test)]

@@ -354,8 +354,12 @@ pub struct StoreStats {
     pub cells_shared: u64,
     /// Used only by retained prefixes.
     pub cells_reclaimable: u64,
-    /// Bytes of the store.
+    /// Bytes of the store, those of exact tokens included.
     pub bytes: u64,
+    /// Slots of exact tokens; 0 without a stage.
+    pub stage_cells: u64,
+    /// Bytes of exact tokens.
+    pub stage_bytes: u64,
     /// Whether the codecs of keys and values compute on their tiles; the tiles of others are decoded first.
     pub cpu_tiles: (bool, bool),
 }

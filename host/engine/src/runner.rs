@@ -16,9 +16,19 @@ pub struct StepOutputs<'a> {
 pub trait StepRunner: Send {
     /// Runs a step. The results live until the next one. An error is one sentence; the step's pages are undefined then.
     fn run(&mut self, step: &Step) -> Result<StepOutputs<'_>, String>;
+
+    /// Encodes the pages that the plans of a step without rows seal. An error is one sentence; the pages to write are
+    /// undefined then.
+    fn seal(&mut self, _step: &Step) -> Result<(), String> {
+        Err("this runner does not seal pages".to_owned())
+    }
 }
 
 impl StepRunner for Executor {
+    fn seal(&mut self, step: &Step) -> Result<(), String> {
+        Executor::seal(self, step).map_err(|e| e.to_string())
+    }
+
     fn run(&mut self, step: &Step) -> Result<StepOutputs<'_>, String> {
         let outputs = Executor::run(self, step).map_err(|e| e.to_string())?;
         Ok(StepOutputs {

@@ -104,6 +104,7 @@ fn groups(model: &Model, codecs: &CodecPlugin) -> Vec<GroupConfig> {
         v: codecs.open("f16", "{}", Side::V, g.geometry.v_head_dim).unwrap(),
         geometry: g.geometry,
         n_layers: g.layers.len(),
+        stage: None,
     };
     model.graph.cache_groups().into_iter().map(group).collect()
 }

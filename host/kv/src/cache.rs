@@ -57,7 +57,8 @@ impl Cache {
 
     /// The stores as executors see them, in the order to which plans refer. Valid while the cache lives.
     pub fn views(&self) -> Vec<StoreView> {
-        self.stores.iter().map(|s| s.view.clone()).collect()
+        let stages = self.stores.iter().filter_map(|s| s.stage.as_ref().map(|stage| &stage.view));
+        self.stores.iter().map(|s| &s.view).chain(stages).cloned().collect()
     }
 
     /// A new empty sequence, with nothing promised to it.
@@ -69,6 +70,8 @@ impl Cache {
             committed: 0,
             tables: vec![Table::new(); n_groups],
             promises: vec![Promise::default(); n_groups],
+            stage_promises: vec![Promise::default(); n_groups],
+            exact: true,
             planes: VecDeque::new(),
             writing: Vec::new(),
             plane_quota: 0,
@@ -135,7 +138,9 @@ impl Cache {
             if asked > store.headroom() {
                 return Err(store.full(asked).into());
             }
-            promises.push(promise);
+            let stage = store.stage_price(table, new_pages(store, table, seq, new_tokens));
+            store.check_stage_room(stage.drawn + stage.open())?;
+            promises.push((promise, stage));
         }
         let plane_quota = self.plane_quota(new_tokens);
         self.check_new_planes(usize::from(n > 0).max(plane_quota))?;
@@ -145,8 +150,11 @@ impl Cache {
             for dropped in sequence.tables[group].iter().skip(table.len()) {
                 self.stores[dropped.store as usize].drop_idle(dropped.page, seq.index);
             }
-            table.iter().for_each(|e| self.stores[e.store as usize].pool.wake(e.page));
-            self.stores[self.active[group]].pool.promised += promises[group].open();
+            table.iter().for_each(|e| self.stores[e.store as usize].wake(e.page));
+            let store = &mut self.stores[self.active[group]];
+            store.pool.promised += promises[group].0.open();
+            store.change_stage_promise(&mut sequence.stage_promises[group], promises[group].1);
+            sequence.promises[group] = promises[group].0;
         }
         if let Some(states) = &mut self.states {
             sequence.planes.retain(|entry| {
@@ -162,8 +170,8 @@ impl Cache {
             states.pool.promised += sequence.plane_promise().open();
         }
         sequence.is_snapshot = false;
+        sequence.exact = true;
         sequence.tables = tables;
-        sequence.promises = promises;
         sequence.tokens.truncate(n);
         sequence.committed = n;
         sequence.phase = Phase::Live;
@@ -199,6 +207,7 @@ impl Cache {
             if asked > store.headroom() {
                 return Err(store.full(asked).into());
             }
+            store.check_stage_room(store.staged(table))?;
         }
         let plane = source.planes.iter().find(|p| p.at as usize == n).copied();
         self.check_new_planes(usize::from(plane.is_some()))?;
@@ -211,6 +220,9 @@ impl Cache {
         let child = self.sequences.get_mut(seq)?;
         child.committed = n;
         child.tokens = tokens;
+        for (group, table) in tables.iter().enumerate() {
+            self.stores[self.active[group]].settle_stage(&mut child.stage_promises[group], table);
+        }
         child.tables = tables;
         if let (Some(states), Some(plane)) = (&mut self.states, plane) {
             states.pool.share(plane.plane);
@@ -246,21 +258,25 @@ impl Cache {
         let mut promises = Vec::with_capacity(self.active.len());
         for (group, &store) in self.active.iter().enumerate() {
             let store = &self.stores[store];
-            let promise = price(store, &sequence.tables[group], seq, new_tokens);
+            let table = &sequence.tables[group];
+            let promise = price(store, table, seq, new_tokens);
             let asked = promise.open().saturating_sub(sequence.promises[group].open());
             if asked > store.headroom() {
                 return Err(store.full(asked).into());
             }
-            promises.push(promise);
+            let stage = store.stage_price(table, new_pages(store, table, seq, new_tokens));
+            store.check_stage_room(stage.open().saturating_sub(sequence.stage_promises[group].open()))?;
+            promises.push((promise, stage));
         }
         let quota = self.plane_quota(new_tokens);
         let open = Promise { quota, ..sequence.plane_promise() }.open();
         self.check_new_planes(open.saturating_sub(sequence.plane_promise().open()))?;
         let sequence = self.sequences.get_mut(seq)?;
-        for (group, promise) in promises.into_iter().enumerate() {
-            let pool = &mut self.stores[self.active[group]].pool;
-            pool.promised = pool.promised - sequence.promises[group].open() + promise.open();
+        for (group, (promise, stage)) in promises.into_iter().enumerate() {
+            let store = &mut self.stores[self.active[group]];
+            store.pool.promised = store.pool.promised - sequence.promises[group].open() + promise.open();
             sequence.promises[group] = promise;
+            store.change_stage_promise(&mut sequence.stage_promises[group], stage);
         }
         self.change_planes(seq, |_, sequence| sequence.plane_quota = quota)?;
         Ok(())
@@ -352,10 +368,27 @@ impl Cache {
     pub(crate) fn evict_holder(&mut self, store: usize) -> Option<SeqId> {
         let counts = &self.stores[store].pool.counts;
         let holds = |e: &PageEntry| e.store as usize == store && counts[e.page as usize].live == 0;
-        let (seq, _) =
-            self.idle().filter(|(_, s)| s.tables.iter().flatten().any(holds)).min_by_key(|(_, s)| s.last_used)?;
+        let seq = self.oldest_holder(holds)?;
         self.forget(seq);
         Some(seq)
+    }
+
+    /// Drops the least recently used of the idle sequences that hold a page of a stage which no running one holds.
+    pub(crate) fn evict_staged(&mut self, store: usize) -> Option<SeqId> {
+        let (counts, pages) = (&self.stores[store].pool.counts, &self.stores[store].pages);
+        let holds = |e: &PageEntry| {
+            let page = e.page as usize;
+            e.store as usize == store && counts[page].live == 0 && pages[page].stage.is_some()
+        };
+        let seq = self.oldest_holder(holds)?;
+        self.forget(seq);
+        Some(seq)
+    }
+
+    /// The least recently used idle sequence with such an entry.
+    fn oldest_holder(&self, holds: impl Fn(&PageEntry) -> bool) -> Option<SeqId> {
+        let holders = self.idle().filter(|(_, s)| s.tables.iter().flatten().any(&holds));
+        holders.min_by_key(|(_, s)| s.last_used).map(|(seq, _)| seq)
     }
 
     /// The longest prefix of `tokens` that some running or idle sequence has written and can share. To have a token
@@ -476,6 +509,7 @@ impl Cache {
             }
             let store = &mut self.stores[self.active[group]];
             settle(store, &mut sequence.promises[group], table.len(), 0, freed);
+            store.settle_stage(&mut sequence.stage_promises[group], table);
         }
         sequence.tokens.truncate(n);
         sequence.committed = sequence.committed.min(n);
@@ -503,7 +537,10 @@ impl Cache {
         })?;
         let sequence = self.sequences.get_mut(seq)?;
         for entry in sequence.tables.iter().flatten() {
-            self.stores[entry.store as usize].pool.sleep(entry.page);
+            self.stores[entry.store as usize].sleep(entry.page);
+        }
+        for (group, promise) in sequence.stage_promises.iter_mut().enumerate() {
+            self.stores[self.active[group]].change_stage_promise(promise, Promise::default());
         }
         for (group, promise) in sequence.promises.iter_mut().enumerate() {
             self.stores[self.active[group]].pool.promised -= promise.open();

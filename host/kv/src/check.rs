@@ -5,7 +5,9 @@ use opencoti_plugin_api::PAGE_TOKENS;
 use crate::cache::Cache;
 use crate::pool::{Counts, Pool};
 use crate::sequence::{Phase, SeqId, Sequence, first_held};
+use crate::stage::{Record, Stage};
 use crate::states::{STATE, StateStore};
+use crate::store::Store;
 
 impl Cache {
     /// Recounts everything that is counted and says what is wrong, if anything is. For tests and diagnosis.
@@ -54,6 +56,9 @@ impl Cache {
             }
         }
         store.pool.check(&found, promised)?;
+        if let Some(stage) = &store.stage {
+            self.check_stage(index, store, stage).map_err(|e| format!("stage: {e}"))?;
+        }
         for (i, page) in store.pages.iter().enumerate() {
             if let Some(writer) = page.writer {
                 let holds = |(seq, s): (SeqId, &Sequence)| {
@@ -68,6 +73,32 @@ impl Cache {
             None => store.pool.used(),
         };
         ensure(kept + promised <= store.pages.len(), || format!("{promised} pages promised that are not there"))
+    }
+
+    /// Pages of the stage are counted as those they belong to, and no page lacks both its exact tokens and its record.
+    fn check_stage(&self, index: usize, store: &Store, stage: &Stage) -> Result<(), String> {
+        let mut found = vec![Counts::default(); stage.pool.len()];
+        for (i, (page, counts)) in store.pages.iter().zip(&store.pool.counts).enumerate() {
+            match page.stage {
+                Some(unit) => found[unit as usize] = *counts,
+                None => ensure(counts.refs == 0 || page.record == Record::Written, || format!("page {i} is nowhere"))?,
+            }
+            ensure(self.pending.is_some() || page.record != Record::Planned, || format!("page {i} is never sealed"))?;
+        }
+        let mut promised = 0;
+        for (seq, sequence) in self.sequences.iter() {
+            for (group, promise) in sequence.stage_promises.iter().enumerate().filter(|(g, _)| self.active[*g] == index)
+            {
+                let drawn = if sequence.phase == Phase::Idle { 0 } else { store.staged(&sequence.tables[group]) };
+                ensure(promise.drawn == drawn, || format!("{seq} has drawn {drawn} pages, not {}", promise.drawn))?;
+                promised += promise.open();
+            }
+        }
+        stage.pool.check(&found, promised)?;
+        let bounded = stage.plan.bounded && self.pending.is_none();
+        ensure(!bounded || stage.pool.held + promised <= stage.pool.len(), || {
+            format!("{promised} pages promised that are not there")
+        })
     }
 
     fn check_states(&self, states: &StateStore) -> Result<(), String> {

@@ -25,6 +25,22 @@ pub struct GroupConfig {
     pub k: Codec,
     /// Codec of the values, opened for `geometry.v_head_dim`.
     pub v: Codec,
+    /// Exact tokens; needed by codecs that encode pages as a whole.
+    pub stage: Option<StageConfig>,
+}
+
+/// Exact tokens of a group, besides what its codecs store.
+#[derive(Clone)]
+pub struct StageConfig {
+    /// The newest tokens that every query meets exactly, rounded up to pages; those of the page it stands in are exact
+    /// besides.
+    pub tokens: usize,
+    /// The first tokens that every query meets exactly, rounded up to pages. Windows that have left them meet none.
+    pub sink: usize,
+    /// Codec of exact keys, opened as that of the group.
+    pub k: Codec,
+    /// Codec of exact values.
+    pub v: Codec,
 }
 
 /// Sizes of a cache.
@@ -97,13 +113,40 @@ pub struct StoreSize {
     pub page_bytes: usize,
     /// Pages.
     pub n_pages: usize,
+    /// Bytes of a page of exact tokens; 0 without a stage.
+    pub stage_page_bytes: usize,
+    /// Pages of exact tokens.
+    pub n_stage_pages: usize,
 }
 
 impl StoreSize {
-    /// Bytes of the store.
+    /// Bytes of the store, its stage included.
     pub fn bytes(&self) -> u64 {
-        (self.page_bytes as u64).saturating_mul(self.n_pages as u64)
+        (self.page_bytes as u64).saturating_mul(self.n_pages as u64).saturating_add(self.stage_bytes())
     }
+
+    /// Bytes of the stage.
+    pub fn stage_bytes(&self) -> u64 {
+        (self.stage_page_bytes as u64).saturating_mul(self.n_stage_pages as u64)
+    }
+}
+
+/// The stage of a store: how its pages are laid out, how many there are, and who may have how many.
+#[derive(Clone)]
+pub(crate) struct StagePlan {
+    pub(crate) layers: Vec<LayerTiles>,
+    pub(crate) page_bytes: usize,
+    pub(crate) n_pages: usize,
+    /// Whether there are fewer than the store has, so that they must be promised.
+    pub(crate) bounded: bool,
+    /// Most pages that one sequence has between steps, ordinary forks included.
+    pub(crate) slot_pages: usize,
+    /// Pages kept for what a step takes until it is committed.
+    pub(crate) step_pages: usize,
+    /// Groups of positions before that of a query that it meets exactly.
+    pub(crate) tail: usize,
+    /// Pages that begin before this position are exact for good.
+    pub(crate) sink: usize,
 }
 
 /// Pages of a group: how they are laid out and how many of them there are.
@@ -113,6 +156,8 @@ pub(crate) struct StorePlan {
     pub(crate) n_pages: usize,
     /// Most pages that one sequence has at once in a windowed group, ordinary forks included.
     pub(crate) slot_pages: usize,
+    /// Exact tokens beside them.
+    pub(crate) stage: Option<StagePlan>,
 }
 
 impl CacheConfig {
@@ -138,6 +183,18 @@ impl CacheConfig {
             }
             group.check_codec(Side::K, &group.k, group.geometry.k_head_dim)?;
             group.check_codec(Side::V, &group.v, group.geometry.v_head_dim)?;
+            let Some(stage) = &group.stage else {
+                group.check_needs_no_stage(&group.k)?;
+                group.check_needs_no_stage(&group.v)?;
+                continue;
+            };
+            if self.whole_texts {
+                return Err(ConfigError::StageOfWholeTexts { group: group.name.clone() });
+            }
+            group.check_codec(Side::K, &stage.k, group.geometry.k_head_dim)?;
+            group.check_codec(Side::V, &stage.v, group.geometry.v_head_dim)?;
+            group.check_needs_no_stage(&stage.k)?;
+            group.check_needs_no_stage(&stage.v)?;
         }
         Ok(())
     }
@@ -148,7 +205,14 @@ impl CacheConfig {
     /// When the configuration can't be used or a size overflows.
     pub fn sizes(&self) -> Result<Vec<StoreSize>, ConfigError> {
         self.validate()?;
-        let size = |group| self.store_plan(group).map(|p| StoreSize { page_bytes: p.page_bytes, n_pages: p.n_pages });
+        let size = |group| {
+            self.store_plan(group).map(|p| StoreSize {
+                page_bytes: p.page_bytes,
+                n_pages: p.n_pages,
+                stage_page_bytes: p.stage.as_ref().map_or(0, |s| s.page_bytes),
+                n_stage_pages: p.stage.as_ref().map_or(0, |s| s.n_pages),
+            })
+        };
         self.groups.iter().map(size).collect()
     }
 
@@ -182,8 +246,10 @@ impl CacheConfig {
         let mut bytes = self.state_size()?.bytes();
         for (group, size) in self.groups.iter().zip(self.sizes()?) {
             let too_large = || ConfigError::TooLarge { group: group.name.clone() };
-            let store = (size.page_bytes as u64).checked_mul(size.n_pages as u64).ok_or_else(too_large)?;
-            bytes = bytes.checked_add(store).ok_or_else(too_large)?;
+            for (page, pages) in [(size.page_bytes, size.n_pages), (size.stage_page_bytes, size.n_stage_pages)] {
+                let part = (page as u64).checked_mul(pages as u64).ok_or_else(too_large)?;
+                bytes = bytes.checked_add(part).ok_or_else(too_large)?;
+            }
         }
         Ok(bytes)
     }
@@ -191,10 +257,11 @@ impl CacheConfig {
     /// Layout and size of a group's store.
     pub(crate) fn store_plan(&self, group: &GroupConfig) -> Result<StorePlan, ConfigError> {
         let too_large = || ConfigError::TooLarge { group: group.name.clone() };
-        let (layers, page_bytes) = group.layout().ok_or_else(too_large)?;
+        let (layers, page_bytes) = group.layout(&group.k, &group.v).ok_or_else(too_large)?;
         let capacity_pages = self.capacity_tokens.div_ceil(PAGE_TOKENS);
         let Some(window) = group.geometry.window else {
-            return Ok(StorePlan { layers, page_bytes, n_pages: capacity_pages, slot_pages: usize::MAX });
+            let stage = self.stage_plan(group, capacity_pages, usize::MAX).ok_or_else(too_large)?;
+            return Ok(StorePlan { layers, page_bytes, n_pages: capacity_pages, slot_pages: usize::MAX, stage });
         };
         // One page more because a window does not start at a page's first slot, one because a fork cuts a page short.
         let pages = |tokens: Option<usize>| tokens.map(|t| t.div_ceil(PAGE_TOKENS) + 2).ok_or_else(too_large);
@@ -209,7 +276,33 @@ impl CacheConfig {
             .zip(idle_sequences.checked_mul(idle_pages))
             .and_then(|(live, idle)| live.checked_add(idle.min(capacity_pages)))
             .ok_or_else(too_large)?;
-        Ok(StorePlan { layers, page_bytes, n_pages, slot_pages })
+        let stage = self.stage_plan(group, n_pages, slot_pages).ok_or_else(too_large)?;
+        Ok(StorePlan { layers, page_bytes, n_pages, slot_pages, stage })
+    }
+
+    /// The stage of a group whose store has `n_pages`, of which a sequence has at most `most`; `None` when a size overflows.
+    #[allow(clippy::option_option, reason = "a size that overflows, or no stage")]
+    fn stage_plan(&self, group: &GroupConfig, n_pages: usize, most: usize) -> Option<Option<StagePlan>> {
+        let Some(stage) = &group.stage else { return Some(None) };
+        let (layers, page_bytes) = group.layout(&stage.k, &stage.v)?;
+        // What the last tokens that may be taken back need must be exact still.
+        let newest = stage.tokens.min(group.geometry.window.unwrap_or(usize::MAX));
+        let tail = newest.max(self.rollback_tokens - 1).div_ceil(PAGE_TOKENS);
+        let sink =
+            if group.geometry.window.is_some() { 0 } else { stage.sink.checked_next_multiple_of(PAGE_TOKENS)? };
+        // The page that is being filled, two that a fork or a roll-back cuts, and one into which a step reaches.
+        let slot_pages = tail.checked_add(3 + self.rollback_tokens.div_ceil(PAGE_TOKENS) + sink / PAGE_TOKENS)?;
+        let slot_pages = slot_pages.min(most);
+        let step_pages = self.step_tokens.div_ceil(PAGE_TOKENS);
+        let asked = self.slots.checked_mul(slot_pages)?.checked_add(step_pages)?;
+        let bounded = asked < n_pages;
+        let n_pages = asked.min(n_pages);
+        Some(Some(StagePlan { layers, page_bytes, n_pages, bounded, slot_pages, step_pages, tail, sink }))
+    }
+
+    /// Where the stage of a group is among a step's stores.
+    pub(crate) fn stage_index(&self, group: usize) -> u32 {
+        (self.groups.len() + self.groups[..group].iter().filter(|g| g.stage.is_some()).count()) as u32
     }
 }
 
@@ -225,19 +318,24 @@ impl GroupConfig {
                 head_dim,
             });
         }
+        Ok(())
+    }
+
+    /// Fails for a codec that encodes pages as a whole.
+    fn check_needs_no_stage(&self, codec: &Codec) -> Result<(), ConfigError> {
         match codec.layout().stage_tokens {
             0 => Ok(()),
             stage_tokens => Err(ConfigError::Staged {
                 group: self.name.clone(),
                 codec: codec.name().to_owned(),
-                side,
+                side: codec.side(),
                 stage_tokens,
             }),
         }
     }
 
-    /// Tiles of every layer in a page, and the page's size; `None` when a size overflows.
-    fn layout(&self) -> Option<(Vec<LayerTiles>, usize)> {
+    /// Tiles of every layer in a page of these codecs, and the page's size; `None` when a size overflows.
+    fn layout(&self, k: &Codec, v: &Codec) -> Option<(Vec<LayerTiles>, usize)> {
         let mut end = 0usize;
         let mut side = |codec: &Codec| {
             let tile_bytes = codec.layout().tile_bytes.checked_next_multiple_of(TILE_ALIGN)?;
@@ -247,7 +345,7 @@ impl GroupConfig {
         };
         let mut layers = Vec::new();
         for _ in 0..self.n_layers {
-            layers.push(LayerTiles { k: side(&self.k)?, v: side(&self.v)? });
+            layers.push(LayerTiles { k: side(k)?, v: side(v)? });
         }
         Some((layers, end))
     }

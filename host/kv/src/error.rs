@@ -34,8 +34,8 @@ pub enum ConfigError {
     },
     /// A codec that encodes groups of tokens.
     #[error(
-        "codec `{codec}` for {side} of cache group `{group}` keeps the newest {stage_tokens} tokens exact before it \
-         encodes them, which this version of the cache cannot do; choose a codec without a stage window"
+        "codec `{codec}` for {side} of cache group `{group}` encodes {stage_tokens} exact tokens as a whole, but the group \
+         has no stage that keeps them, and is none itself; give it one, or choose another codec"
     )]
     Staged {
         /// Cache group.
@@ -52,6 +52,14 @@ pub enum ConfigError {
         "cache group `{group}` has a sliding window, which a model that reads texts in both directions cannot have"
     )]
     WindowOfWholeTexts {
+        /// Cache group.
+        group: String,
+    },
+    /// Exact newest tokens where no token is newer than another.
+    #[error(
+        "cache group `{group}` has a stage of exact tokens, which a model that reads texts in both directions cannot have"
+    )]
+    StageOfWholeTexts {
         /// Cache group.
         group: String,
     },

@@ -4,6 +4,8 @@
 //! is a list of tokens with a page table for each group; an entry of a table says which page holds which positions.
 //! Pages are counted: sequences with a common prefix hold the same pages.
 //!
+//! A store may have a *stage*: its newest and its first tokens are exact, and its pages are encoded as a whole ([`stage`]).
+//!
 //! A model with recurrent layers keeps a *plane* of state for each sequence beside its pages ([`states`]). Neither a
 //! plane nor a sliding window lets a sequence be shared at any token, so *snapshots* are kept at chosen ones
 //! ([`snapshots`]).
@@ -28,16 +30,17 @@ mod pool;
 mod prefix;
 mod sequence;
 mod snapshots;
+mod stage;
 mod state;
 mod states;
 mod stats;
 mod store;
 
 pub use cache::Cache;
-pub use config::{CacheConfig, GroupConfig, StateConfig, StateSize, StoreSize};
+pub use config::{CacheConfig, GroupConfig, StageConfig, StateConfig, StateSize, StoreSize};
 pub use error::{CacheFull, ConfigError, KvError};
 pub use planning::{BatchItem, Outputs, Planned, StepId};
 pub use prefix::Prefix;
 pub use sequence::{PageEntry, SeqId};
 pub use state::{ModelFingerprint, StateError};
-pub use stats::{StateStats, StoreStats};
+pub use stats::{StageStats, StateStats, StoreStats};

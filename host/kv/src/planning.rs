@@ -70,10 +70,19 @@ pub struct Planned {
     pub id: StepId,
 }
 
+/// Free pages that are asked of a store and of its stage.
+pub(crate) struct Need {
+    pub(crate) store: usize,
+    pub(crate) pages: usize,
+    pub(crate) exact: usize,
+}
+
 /// The step being run.
 pub(crate) struct Pending {
     id: u64,
     sequences: Vec<SeqId>,
+    /// Store and page of the records that it writes.
+    seals: Vec<(u32, u32)>,
 }
 
 impl Cache {
@@ -84,22 +93,35 @@ impl Cache {
         self.check_batch(batch)?;
         self.make_room(batch)?;
         let mut step = Step { groups: vec![GroupPlan::default(); self.active.len()], ..Step::default() };
-        let allocated = self.allocate(batch, &mut step);
+        let mut seals = Vec::new();
+        let allocated = self.allocate(batch, &mut step, &mut seals);
         let rows = match allocated.and_then(|rows| self.plan_states(batch, &rows, &mut step).map(|()| rows)) {
             Ok(rows) => rows,
             Err(error) => {
+                self.end_seals(&seals, false);
                 self.take_back(batch.iter().map(|i| i.seq))?;
                 return Err(error);
             }
         };
         step.stores = self.views();
+        let id = self.begin_step(batch.iter().map(|i| i.seq).collect(), seals);
+        Ok(Planned { step, rows, id })
+    }
+
+    /// Notes what the step that is to be run writes.
+    pub(crate) fn begin_step(&mut self, sequences: Vec<SeqId>, seals: Vec<(u32, u32)>) -> StepId {
         self.steps += 1;
-        self.pending = Some(Pending { id: self.steps, sequences: batch.iter().map(|i| i.seq).collect() });
-        Ok(Planned { step, rows, id: StepId(self.steps) })
+        self.pending = Some(Pending { id: self.steps, sequences, seals });
+        StepId(self.steps)
     }
 
     /// Fills a step, and gives the sequences its tokens. Returns the rows of each item.
-    fn allocate(&mut self, batch: &[BatchItem<'_>], step: &mut Step) -> Result<Vec<Range<u32>>, KvError> {
+    fn allocate(
+        &mut self,
+        batch: &[BatchItem<'_>],
+        step: &mut Step,
+        seals: &mut Vec<(u32, u32)>,
+    ) -> Result<Vec<Range<u32>>, KvError> {
         let mut rows = Vec::with_capacity(batch.len());
         for item in batch {
             let first_row = step.tokens.len() as u32;
@@ -125,7 +147,8 @@ impl Cache {
             rows.push(range);
         }
         for (group, plan) in step.groups.iter_mut().enumerate() {
-            plan.segments = self.segments(batch, &rows, group)?;
+            plan.segments = self.segments(batch, &rows, group, seals)?;
+            plan.seals = self.seal_runs(seals, group);
         }
         Ok(rows)
     }
@@ -133,13 +156,24 @@ impl Cache {
     /// Ends a step that has run: its tokens are written, snapshots are made where they were asked for, and pages that no
     /// window reaches any more are given back.
     pub fn commit(&mut self, id: StepId) -> Result<(), KvError> {
-        for seq in self.end_step(&id)? {
+        let Pending { sequences, seals, .. } = self.end_step(&id)?;
+        self.end_seals(&seals, true);
+        let mut releases: Vec<bool> =
+            (0..self.stores.len()).map(|index| seals.iter().any(|s| s.0 as usize == index)).collect();
+        for seq in sequences {
             let sequence = self.sequences.get_mut(seq)?;
             let before = sequence.committed;
             sequence.committed = sequence.tokens.len();
+            let now = sequence.committed;
+            for (index, release) in releases.iter_mut().enumerate() {
+                *release |= self.crosses(index, before, now);
+            }
             self.commit_states(seq, before)?;
             self.slide_windows(seq)?;
             self.bury_if_doomed(seq)?;
+        }
+        for (index, _) in releases.iter().enumerate().filter(|(_, release)| **release) {
+            self.release_stage(index);
         }
         self.bound_snapshots();
         Ok(())
@@ -147,7 +181,8 @@ impl Cache {
 
     /// Ends a step that has not run, or failed: its tokens are taken back.
     pub fn abort(&mut self, id: StepId) -> Result<(), KvError> {
-        let sequences = self.end_step(&id)?;
+        let Pending { sequences, seals, .. } = self.end_step(&id)?;
+        self.end_seals(&seals, false);
         self.take_back(sequences.iter().copied())?;
         sequences.into_iter().try_for_each(|seq| self.bury_if_doomed(seq))
     }
@@ -164,12 +199,12 @@ impl Cache {
         Ok(())
     }
 
-    fn end_step(&mut self, id: &StepId) -> Result<Vec<SeqId>, KvError> {
+    fn end_step(&mut self, id: &StepId) -> Result<Pending, KvError> {
         let pending = self.pending.take_if(|p| p.id == id.0).ok_or(KvError::UnknownStep)?;
         for &seq in &pending.sequences {
             self.sequences.get_mut(seq)?.in_flight = false;
         }
-        Ok(pending.sequences)
+        Ok(pending)
     }
 
     fn bury_if_doomed(&mut self, seq: SeqId) -> Result<(), KvError> {
@@ -213,30 +248,40 @@ impl Cache {
         let mut needs = Vec::with_capacity(self.active.len());
         for (group, &index) in self.active.iter().enumerate() {
             let store = &self.stores[index];
-            let (mut pages, mut beyond_promises) = (0, 0);
+            let (mut pages, mut beyond_promises, mut beyond_stage) = (0, 0, 0usize);
             for item in batch {
                 let sequence = self.sequences.get(item.seq)?;
                 let need = new_pages(store, &sequence.tables[group], item.seq, item.tokens.len());
                 pages += need;
                 beyond_promises += need.saturating_sub(sequence.promises[group].open());
+                beyond_stage += need.saturating_sub(sequence.stage_promises[group].open());
+            }
+            let stage = store.stage.as_ref().filter(|s| s.plan.bounded);
+            if stage.is_some_and(|s| beyond_stage > s.pool.headroom_unshared()) {
+                return Err(store.stage_full(beyond_stage).into());
             }
             if beyond_promises > store.headroom() {
                 return Err(store.full(beyond_promises).into());
             }
-            needs.push((index, pages));
+            needs.push(Need { store: index, pages, exact: pages });
         }
         self.check_planes(batch)?;
         self.evict_for(&needs)?;
         self.free_planes(batch)
     }
 
-    /// Evicts idle sequences until each store has as many free pages as asked; only those that alone hold some page of
-    /// a store that is short.
-    pub(crate) fn evict_for(&mut self, needs: &[(usize, usize)]) -> Result<(), KvError> {
-        for &(index, pages) in needs {
+    /// Evicts idle sequences until each store and each stage has as many free pages as asked; only those that alone hold
+    /// some page of one that is short.
+    pub(crate) fn evict_for(&mut self, needs: &[Need]) -> Result<(), KvError> {
+        for &Need { store: index, pages, exact } in needs {
             while self.stores[index].pool.free.len() < pages {
                 if self.evict_holder(index).is_none() {
                     return Err(self.stores[index].full(pages).into());
+                }
+            }
+            while self.stores[index].stage.as_ref().is_some_and(|s| s.pool.free.len() < exact) {
+                if self.evict_staged(index).is_none() {
+                    return Err(self.stores[index].stage_full(exact).into());
                 }
             }
         }
@@ -261,30 +306,47 @@ impl Cache {
             let Some(last) = table.back_mut() else { continue };
             store.set_writer(last.page, seq.index);
             let n = (rows.end - row).min(PAGE_TOKENS as u32 - last.len);
-            runs.push(AppendRun { rows: row..row + n, store: index as u32, page: last.page, first_slot: last.len });
+            let (to, page) = store.appends_to(index as u32, last.page);
+            runs.push(AppendRun { rows: row..row + n, store: to, page, first_slot: last.len });
             last.len += n;
+            store.pages[last.page as usize].filled = last.len;
             row += n;
             position += n;
         }
         settle(store, &mut sequence.promises[group], table.len(), taken, 0);
+        store.settle_stage(&mut sequence.stage_promises[group], table);
         Ok(())
     }
 
     /// Attention of the batch over one group.
-    fn segments(&self, batch: &[BatchItem<'_>], rows: &[Range<u32>], group: usize) -> Result<Vec<Segment>, KvError> {
+    fn segments(
+        &mut self,
+        batch: &[BatchItem<'_>],
+        rows: &[Range<u32>],
+        group: usize,
+        seals: &mut Vec<(u32, u32)>,
+    ) -> Result<Vec<Segment>, KvError> {
         let window = self.stores[self.active[group]].window;
         let mut readers = Vec::with_capacity(batch.len());
         for (item, rows) in batch.iter().zip(rows) {
-            let sequence = self.sequences.get(item.seq)?;
-            let first = sequence.committed as u32;
-            let oldest = window.map_or(0, |w| (first as usize + 1).saturating_sub(w) as u32);
-            let span = |e: &PageEntry| Span {
-                store: e.store,
-                page: PageSpan { page: e.page, start_pos: e.start_pos, len: e.len },
-                shared: self.stores[e.store as usize].pool.counts[e.page as usize].live > 1,
-            };
-            let spans = sequence.tables[group].iter().filter(|e| e.end() > oldest).map(span).collect();
-            readers.push(Reader { rows: rows.clone(), spans });
+            let first = self.sequences.get(item.seq)?.committed;
+            let blocks = self.exact_blocks(group, first, item.tokens.len());
+            let whole = blocks.len() == 1;
+            for (block, exact_from) in blocks {
+                let oldest = window.map_or(0, |w| (first + block.start as usize + 1).saturating_sub(w) as u32);
+                // What comes after a block's last row is seen by none of its rows.
+                let end = if self.config.whole_texts { u32::MAX } else { first as u32 + block.end };
+                let seen = |e: &&PageEntry| e.end() > oldest && e.start_pos < end;
+                let entries: Vec<PageEntry> =
+                    self.sequences.get(item.seq)?.tables[group].iter().filter(seen).copied().collect();
+                let mut spans = Vec::with_capacity(entries.len());
+                for e in &entries {
+                    let (store, page) = self.source(e, exact_from, seals);
+                    let shared = !whole || self.stores[e.store as usize].pool.counts[e.page as usize].live > 1;
+                    spans.push(Span { store, page: PageSpan { page, start_pos: e.start_pos, len: e.len }, shared });
+                }
+                readers.push(Reader { rows: rows.start + block.start..rows.start + block.end, spans });
+            }
         }
         let mask = match window {
             _ if self.config.whole_texts => Mask::Full,
@@ -307,6 +369,7 @@ impl Cache {
             }
             let store = &mut self.stores[self.active[group]];
             settle(store, &mut sequence.promises[group], table.len(), 0, freed);
+            store.settle_stage(&mut sequence.stage_promises[group], table);
         }
         Ok(())
     }

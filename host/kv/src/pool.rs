@@ -100,6 +100,16 @@ impl Pool {
         counts.refs
     }
 
+    /// Frees a unit, whoever refers to it.
+    pub(crate) fn clear(&mut self, unit: u32) {
+        let counts = std::mem::take(&mut self.counts[unit as usize]);
+        self.held -= counts.live as usize;
+        if counts.live == 0 {
+            self.reclaimable -= 1;
+        }
+        self.free.push(unit);
+    }
+
     /// Drops a live entry; otherwise as [`Pool::drop_idle`].
     pub(crate) fn drop_live(&mut self, unit: u32) -> u32 {
         self.sleep(unit);

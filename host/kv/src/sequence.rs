@@ -83,6 +83,10 @@ pub(crate) struct Sequence {
     pub(crate) tables: Vec<Table>,
     /// A promise for each store.
     pub(crate) promises: Vec<Promise>,
+    /// A promise for each store's stage.
+    pub(crate) stage_promises: Vec<Promise>,
+    /// Whether it holds on to exact tokens that what follows it would read. An idle sequence may have to give them up.
+    pub(crate) exact: bool,
     /// Planes of recurrent state, ascending: that after all written tokens and, while it runs, those to which it can be
     /// taken back. Empty in a cache without state.
     pub(crate) planes: VecDeque<PlaneEntry>,
@@ -138,6 +142,11 @@ impl Sequences {
     pub(crate) fn get_mut(&mut self, id: SeqId) -> Result<&mut Sequence, KvError> {
         let place = self.places.get_mut(id.index as usize).filter(|p| p.0 == id.generation);
         place.and_then(|p| p.1.as_mut()).ok_or(KvError::UnknownSequence(id))
+    }
+
+    /// The sequence at a place.
+    pub(crate) fn at(&self, index: u32) -> Option<&Sequence> {
+        self.places.get(index as usize)?.1.as_ref()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {

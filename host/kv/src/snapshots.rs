@@ -206,7 +206,7 @@ impl Cache {
         for entry in tables.iter().flatten() {
             let store = &mut self.stores[entry.store as usize];
             store.share(entry.page, entry.len, seq.index);
-            store.pool.sleep(entry.page);
+            store.sleep(entry.page);
         }
         if let Some(states) = &mut self.states {
             for entry in &planes {

@@ -25,9 +25,37 @@ pub struct StoreStats {
     pub promised: usize,
     /// Pages that can still be promised to a new sequence; evicting idle sequences included.
     pub available: usize,
+    /// Exact tokens beside it.
+    pub stage: Option<StageStats>,
+}
+
+/// Pages of exact tokens beside a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StageStats {
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Pages it has.
+    pub total: usize,
+    /// Pages that no sequence holds.
+    pub free: usize,
+    /// Pages promised to running sequences and not yet taken.
+    pub promised: usize,
+    /// Whether there are fewer than the store has; otherwise nothing of it is ever short.
+    pub bounded: bool,
+    /// Pages that can still be promised to a new sequence; idle sequences may give up theirs.
+    pub available: usize,
+    /// Pages that one running sequence has at most, ordinary forks included.
+    pub per_sequence: usize,
 }
 
 impl StoreStats {
+    /// Bytes of all its pages, those of the stage included.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |page: usize, pages: usize| (page as u64).saturating_mul(pages as u64);
+        let stage = self.stage.map_or(0, |s| bytes(s.page_bytes, s.total));
+        bytes(self.page_bytes, self.total).saturating_add(stage)
+    }
+
     /// Pages that running sequences hold.
     pub fn used(&self) -> usize {
         self.total - self.free - self.reclaimable
@@ -101,6 +129,15 @@ impl Cache {
             shared: s.pool.counts.iter().filter(|c| c.refs > 1).count(),
             promised: s.pool.promised,
             available: s.headroom(),
+            stage: s.stage.as_ref().map(|stage| StageStats {
+                page_bytes: stage.view.page_bytes,
+                total: stage.pool.len(),
+                free: stage.pool.free.len(),
+                promised: stage.pool.promised,
+                bounded: stage.plan.bounded,
+                available: stage.headroom().min(stage.pool.len()),
+                per_sequence: stage.plan.slot_pages,
+            }),
         };
         self.stores.iter().map(stats).collect()
     }

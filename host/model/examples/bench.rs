@@ -40,6 +40,7 @@ impl Bench {
                 v: plugin.open("f16", "{}", Side::V, group.geometry.v_head_dim)?,
                 geometry: group.geometry,
                 n_layers: group.layers.len(),
+                stage: None,
             });
         }
         let cache = Cache::new(CacheConfig {

@@ -34,6 +34,7 @@ fn main() -> Result<()> {
             v: open(Side::V, group.geometry.v_head_dim)?,
             geometry: group.geometry,
             n_layers: group.layers.len(),
+            stage: None,
         });
     }
     let mut cache = Cache::new(CacheConfig {

@@ -13,7 +13,7 @@ use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling, Ranking};
 use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::{StepBudget, vocab::Vocab};
-use opencoti_kv::{Cache, CacheConfig, GroupConfig, StateConfig};
+use opencoti_kv::{Cache, CacheConfig, GroupConfig, StateConfig, StoreSize};
 use opencoti_model::chat::{ChatTemplate, default_template};
 use opencoti_model::hparams::PoolingType;
 use opencoti_model::{LoadOptions, Model};
@@ -177,12 +177,13 @@ fn add_cache_group(summary: &mut Summary, group: &GroupConfig) {
     summary.add(
         "cache",
         format!(
-            "{}: {} layers{window}, K {}, V {}, {} a token",
+            "{}: {} layers{window}, K {}, V {}, {} a token{}",
             group.name,
             group.n_layers,
             kv::codec_label(&group.k),
             kv::codec_label(&group.v),
-            memory::show(kv::bytes_per_token(group))
+            memory::show(kv::bytes_per_token(group)),
+            kv::stage_label(group)
         ),
     );
     for codec in [&group.k, &group.v].into_iter().filter(|codec| codec.cpu_tiles().is_none()) {
@@ -380,7 +381,11 @@ fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Re
     let decision = policy.plan(&residency::Snapshot {
         event: EVENT_START,
         groups: &groups,
-        device_budget: budget.saturating_sub(config.state_size()?.bytes()),
+        // Exact tokens and recurrent state stay where they are.
+        device_budget: sizes
+            .iter()
+            .map(StoreSize::stage_bytes)
+            .fold(budget.saturating_sub(config.state_size()?.bytes()), u64::saturating_sub),
         host_budget: 0,
         link_bytes_per_second: 0.0,
     });

@@ -62,12 +62,23 @@ pub fn apply_toml(settings: &mut Settings, text: &str, name: &str, folder: Optio
         let toml::Value::Table(entries) = value else {
             return Err(ConfigError(format!("{name}: `{table}` is a value, expected a table `[{table}]`")));
         };
-        for (leaf, value) in entries {
-            let key = format!("{table}.{leaf}");
-            let Some(flag) = FLAGS.iter().find(|f| f.key == key) else {
-                return Err(unknown(name, &key, FLAGS.iter().map(|f| f.key)));
-            };
-            (flag.set_toml)(settings, value).map_err(|e| ConfigError(format!("{name}: `{key}`: {e}")))?;
+        apply_entries(settings, table, entries, name)?;
+    }
+    Ok(())
+}
+
+/// Applies the entries of a table, and those of the tables in it that are no values of a flag.
+fn apply_entries(settings: &mut Settings, table: &str, entries: &toml::Table, name: &str) -> Result<(), ConfigError> {
+    for (leaf, value) in entries {
+        let key = format!("{table}.{leaf}");
+        match (FLAGS.iter().find(|f| f.key == key), value) {
+            (Some(flag), _) => {
+                (flag.set_toml)(settings, value).map_err(|e| ConfigError(format!("{name}: `{key}`: {e}")))?;
+            }
+            (None, toml::Value::Table(inner)) if FLAGS.iter().any(|f| f.key.starts_with(&format!("{key}."))) => {
+                apply_entries(settings, &key, inner, name)?;
+            }
+            _ => return Err(unknown(name, &key, FLAGS.iter().map(|f| f.key))),
         }
     }
     Ok(())
@@ -153,6 +164,14 @@ mod tests {
             parse("[server]\nport = 'high'").unwrap_err().0,
             "opencoti.toml: `server.port`: found \"high\", expected a whole number"
         );
+    }
+
+    #[test]
+    fn a_table_in_a_table_holds_keys_too() {
+        assert_eq!(parse("[kv.stage]\ntokens = 256").unwrap().kv_stage_tokens, 256);
+        assert_eq!(parse("[kv]\nstage.sink = 128").unwrap().kv_stage_sink, 128);
+        let unknown = parse("[kv.stage]\ntokns = 1").unwrap_err().0;
+        assert_eq!(unknown, "opencoti.toml: unknown key `kv.stage.tokns`; the nearest valid one is `kv.stage.tokens`");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use opencoti_compute::graph::{CacheGroup, Graph};
-use opencoti_kv::GroupConfig;
+use opencoti_kv::{GroupConfig, StageConfig};
 use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::host::Codec;
 use opencoti_plugin_api::kv_codec::Side;
@@ -61,15 +61,46 @@ pub fn groups(settings: &Settings, registry: &Registry, graph: &Graph) -> Result
     for group in graph.cache_groups() {
         let windowed = group.geometry.window.is_some();
         let before = named.iter().filter(|g| g.geometry.window.is_some() == windowed).count();
+        let k = open(settings, registry, Side::K, group.geometry.k_head_dim)?;
+        let v = open(settings, registry, Side::V, group.geometry.v_head_dim)?;
+        let stage = stage(settings, registry, graph, &k, &v)?;
         named.push(GroupConfig {
             name: group_name(&group, before),
             geometry: group.geometry,
             n_layers: group.layers.len(),
-            k: open(settings, registry, Side::K, group.geometry.k_head_dim)?,
-            v: open(settings, registry, Side::V, group.geometry.v_head_dim)?,
+            k,
+            v,
+            stage,
         });
     }
     Ok(named)
+}
+
+/// Newest tokens that are exact for codecs that encode pages as a whole, where the settings say nothing.
+const STAGE_TOKENS: usize = 512;
+
+/// The exact tokens of a group with these codecs, if it has any. A model that reads texts as a whole has none, but where
+/// a codec can't do without.
+fn stage(settings: &Settings, registry: &Registry, graph: &Graph, k: &Codec, v: &Codec) -> Result<Option<StageConfig>> {
+    let needed = [k, v].iter().any(|codec| codec.layout().stage_tokens > 0);
+    let tokens = match settings.kv_stage_tokens {
+        -1 if needed => STAGE_TOKENS,
+        -1 => 0,
+        tokens => usize::try_from(tokens).ok().with_context(|| {
+            format!("`kv.stage.tokens` is {tokens}, expected a number of tokens, or -1 to leave it to the codecs")
+        })?,
+    };
+    let sink = settings.kv_stage_sink as usize;
+    if !needed && (graph.bidirectional || tokens == 0 && sink == 0) {
+        return Ok(None);
+    }
+    let name = &settings.kv_stage_codec;
+    let (plugin, codec) = registry.codec(name).context("`kv.stage.codec`")?;
+    let open = |of: &Codec| {
+        let opened = plugin.open(&codec, "{}", of.side(), of.head_dim());
+        opened.with_context(|| format!("`kv.stage.codec = \"{name}\"` of plugin `{}`", plugin.instance().name()))
+    };
+    Ok(Some(StageConfig { tokens, sink, k: open(k)?, v: open(v)? }))
 }
 
 fn open(settings: &Settings, registry: &Registry, side: Side, head_dim: usize) -> Result<Codec> {
@@ -88,6 +119,16 @@ fn open(settings: &Settings, registry: &Registry, side: Side, head_dim: usize) -
 pub fn bytes_per_token(group: &GroupConfig) -> f64 {
     let tile = group.k.layout().tile_bytes + group.v.layout().tile_bytes;
     (tile * group.geometry.n_kv_heads * group.n_layers) as f64 / PAGE_TOKENS as f64
+}
+
+/// What is exact, for people; empty for a group without a stage.
+pub fn stage_label(group: &GroupConfig) -> String {
+    let Some(stage) = &group.stage else { return String::new() };
+    let sink = match stage.sink {
+        0 => String::new(),
+        tokens => format!(" and the first {tokens}"),
+    };
+    format!(", the newest {} tokens{sink} in {}", stage.tokens, codec_label(&stage.k))
 }
 
 /// A codec with its options, for people.

@@ -124,6 +124,12 @@ pub struct Settings {
     pub kv_v_options: JsonTable,
     /// Tokens the cache holds; 0 for as many as fit.
     pub kv_tokens: u32,
+    /// Newest tokens that are kept exact; -1 for as many as the codecs should have.
+    pub kv_stage_tokens: i32,
+    /// First tokens that are kept exact.
+    pub kv_stage_sink: u32,
+    /// Their codec.
+    pub kv_stage_codec: String,
     /// Bytes the cache may take; 0 for half of the free memory.
     pub kv_budget: Bytes,
     /// Sequences kept for their prefix.
@@ -215,6 +221,9 @@ impl Default for Settings {
             kv_k_options: JsonTable::default(),
             kv_v_options: JsonTable::default(),
             kv_tokens: 0,
+            kv_stage_tokens: 0,
+            kv_stage_sink: 0,
+            kv_stage_codec: String::new(),
             kv_budget: Bytes(0),
             retain: 0,
             snapshots: 0,

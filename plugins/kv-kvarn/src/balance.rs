@@ -139,7 +139,7 @@ fn deviation(squares: f32, n: usize) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use opencoti_kv_scalar::wht;
+    use opencoti_kv_common::wht;
 
     /// The rotated K tile of the golden vectors, by channel.
     fn golden() -> Vec<f32> {

@@ -3,17 +3,19 @@
 use std::cell::RefCell;
 
 use half::f16;
-use opencoti_kv_scalar::{Level, block_size, wht};
+use opencoti_kv_common::options::no_codec;
+use opencoti_kv_common::tiles::{MAX_HEAD_DIM, as_floats, as_floats_mut};
+use opencoti_kv_common::{Level, Options, block_size, wht};
+use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesOf, CpuTilesVtbl, Scores, ScoresMut};
 use opencoti_plugin_api::kv_codec::{Facts, KvCodec, OpenParams, Rows, RowsMut, Side};
 use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
 use crate::balance::{Bounds, Factors, SIDE, balance};
 use crate::pack::{pack, row_bytes, unpack};
+use crate::tiles;
 
 /// Channels of a slice.
 pub const SLICE: usize = SIDE;
-/// Largest head size.
-pub const MAX_HEAD_DIM: usize = 1024;
 /// What a head size is a multiple of.
 const MULTIPLE: usize = 32;
 /// Ranges tried for the grid of a row, each narrower by [`NARROWER`] of the whole.
@@ -88,11 +90,13 @@ impl Record {
 struct Kernels {
     encode: unsafe fn(&[f32], &Record, usize, &Encoder, &mut [u8]),
     decode: unsafe fn(&KvarnCodec, &[u8], usize, RowsMut),
+    score: unsafe fn(&KvarnCodec, &[f32], &[u8], usize, RowsMut),
+    accumulate: unsafe fn(&KvarnCodec, Rows, &[u8], usize, RowsMut),
 }
 
 /// Wrappers of the generic kernels that enable one set's features.
 macro_rules! on {
-    ($bits:literal $(, $features:literal)?) => {{
+    ($product:ty, $bits:literal $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
         unsafe fn on_encode(tile: &[f32], record: &Record, bits: usize, encoder: &Encoder, out: &mut [u8]) {
             encode(tile, record, bits, encoder, out)
@@ -101,7 +105,17 @@ macro_rules! on {
         unsafe fn on_decode(codec: &KvarnCodec, tile: &[u8], first: usize, rows: RowsMut) {
             decode::<$bits>(codec, tile, first, rows)
         }
-        Kernels { encode: on_encode, decode: on_decode }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn on_score(codec: &KvarnCodec, queries: &[f32], tile: &[u8], first: usize, scores: RowsMut) {
+            // SAFETY: the features are those of the set.
+            unsafe { tiles::score::<$product, $bits>(codec, queries, tile, first, scores) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn on_accumulate(codec: &KvarnCodec, weights: Rows, tile: &[u8], first: usize, acc: RowsMut) {
+            // SAFETY: the features are those of the set.
+            unsafe { tiles::accumulate::<$product, $bits>(codec, weights, tile, first, acc) }
+        }
+        Kernels { encode: on_encode, decode: on_decode, score: on_score, accumulate: on_accumulate }
     }};
 }
 
@@ -110,9 +124,9 @@ impl Kernels {
         macro_rules! at {
             ($bits:literal) => {
                 match level {
-                    Level::Portable => on!($bits),
-                    // What AVX-512 adds gains nothing on tiles that stay in the first-level cache.
-                    _ => on!($bits, "avx2,fma,f16c"),
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 | Level::Avx512 => on!(tiles::Avx2, $bits, "avx2,fma,f16c"),
+                    _ => on!(tiles::Portable, $bits),
                 }
             };
         }
@@ -141,9 +155,7 @@ impl KvarnCodec {
             return Err(Error::unsupported(format!("this processor does not run {level:?} kernels")));
         }
         let Some(codec) = crate::CODECS.iter().find(|c| c.name == params.codec) else {
-            let names: Vec<&str> = crate::CODECS.iter().map(|c| c.name).collect();
-            let names = names.join(", ");
-            return Err(Error::unsupported(format!("kv-kvarn has no codec `{}`; it has {names}", params.codec)));
+            return Err(no_codec("kv-kvarn", &params.codec, crate::CODECS));
         };
         let bits = codec.name.bytes().last().map_or(0, |digit| usize::from(digit - b'0'));
         let encoder = encoder(&params.options)?;
@@ -205,32 +217,10 @@ impl KvarnCodec {
 
 /// Reads the codec's options.
 fn encoder(options: &serde_json::Value) -> Result<Encoder, Error> {
-    let Some(table) = options.as_object() else {
-        return Err(Error::unsupported(format!("the codec's options are `{options}`, expected an object")));
-    };
-    let mut encoder = Encoder { bounds: Bounds::WIDE, ranges: RANGES, share: true };
-    for (key, value) in table {
-        match (key.as_str(), value.as_str()) {
-            ("floor", Some("wide")) | ("clip", Some("search")) => {}
-            ("floor", Some("reference")) => {
-                encoder.bounds = Bounds::REFERENCE;
-                encoder.share = false;
-            }
-            ("clip", Some("none")) => encoder.ranges = 1,
-            ("floor", _) => {
-                let message = format!("option `floor` is {value}, expected \"wide\" or \"reference\"");
-                return Err(Error::unsupported(message));
-            }
-            ("clip", _) => {
-                return Err(Error::unsupported(format!("option `clip` is {value}, expected \"search\" or \"none\"")));
-            }
-            _ => {
-                let message = format!("option `{key}` is unknown; the KVarN codecs take `floor` and `clip`");
-                return Err(Error::unsupported(message));
-            }
-        }
-    }
-    Ok(encoder)
+    let options = Options::new(options, "KVarN", &["floor", "clip"])?;
+    let wide = options.choice("floor", &[("wide", true), ("reference", false)])?;
+    let ranges = options.choice("clip", &[("search", RANGES), ("none", 1)])?;
+    Ok(Encoder { bounds: if wide { Bounds::WIDE } else { Bounds::REFERENCE }, ranges, share: wide })
 }
 
 impl KvCodec for KvarnCodec {
@@ -284,6 +274,37 @@ impl KvCodec for KvarnCodec {
 
     fn transform_output(&self, rows: RowsMut) -> Result<(), Error> {
         self.rotate(rows)
+    }
+
+    fn cpu_tiles() -> Option<CpuTilesOf<Self>> {
+        Some(CpuTilesVtbl::of::<Self>())
+    }
+}
+
+impl CpuTiles for KvarnCodec {
+    fn query_bytes(&self) -> usize {
+        (self.head_dim * size_of::<f32>()).next_multiple_of(64)
+    }
+
+    fn prepare_query(&self, rows: Rows, prepared: &mut [u8]) -> Result<(), Error> {
+        let block = block_size(self.head_dim);
+        for (to, row) in as_floats_mut(prepared)?.chunks_exact_mut(self.head_dim).zip(rows.iter()) {
+            to.copy_from_slice(row);
+            wht(to, block);
+        }
+        Ok(())
+    }
+
+    fn score(&self, prepared: &[u8], tile: &[u8], first_slot: usize, scores: ScoresMut) -> Result<(), Error> {
+        // SAFETY: `open` checked that the processor runs these kernels.
+        unsafe { (self.kernels.score)(self, as_floats(prepared)?, tile, first_slot, scores) };
+        Ok(())
+    }
+
+    fn accumulate(&self, weights: Scores, tile: &[u8], first_slot: usize, acc: RowsMut) -> Result<(), Error> {
+        // SAFETY: `open` checked that the processor runs these kernels.
+        unsafe { (self.kernels.accumulate)(self, weights, tile, first_slot, acc) };
+        Ok(())
     }
 }
 

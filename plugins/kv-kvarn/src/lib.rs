@@ -31,14 +31,16 @@
 pub mod balance;
 mod codec;
 pub mod pack;
+mod tiles;
 
+use opencoti_kv_common::options::no_config;
 use opencoti_plugin_api::export::{About, Plugin};
 use opencoti_plugin_api::host::Host;
 use opencoti_plugin_api::kv_codec::{CodecName, KvCodecs, OpenParams};
 use opencoti_plugin_api::{Error, PluginRoot};
 
-pub use codec::{KvarnCodec, MAX_HEAD_DIM, SLICE};
-pub use opencoti_kv_scalar::Level;
+pub use codec::{KvarnCodec, SLICE};
+pub use opencoti_kv_common::Level;
 
 /// The plugin.
 pub struct KvarnCodecs;
@@ -59,13 +61,7 @@ impl Plugin for KvarnCodecs {
     };
 
     fn create(_host: Host, config: &serde_json::Value) -> Result<Self, Error> {
-        match config.as_object() {
-            Some(table) => match table.keys().next() {
-                None => Ok(KvarnCodecs),
-                Some(key) => Err(Error::new(format!("kv-kvarn has no config key `{key}`; it takes none, remove it"))),
-            },
-            None => Err(Error::new(format!("the config of kv-kvarn is `{config}`, expected a table"))),
-        }
+        no_config(config, "kv-kvarn").map(|()| KvarnCodecs)
     }
 }
 

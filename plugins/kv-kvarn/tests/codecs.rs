@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use opencoti_kv_kvarn::{KvarnCodec, Level};
+use opencoti_plugin_api::cpu_tiles::CpuTiles;
 use opencoti_plugin_api::host::{CodecPlugin, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::{KvCodec, OpenParams, Rows, RowsMut, Side};
 use opencoti_plugin_api::{PAGE_TOKENS, Status};
@@ -266,6 +267,81 @@ fn every_instruction_set_writes_the_same_bytes_and_reads_the_same_values() {
     }
 }
 
+/// Space aligned as the ABI promises.
+fn aligned(bytes: usize) -> Vec<[u64; 8]> {
+    vec![[0; 8]; bytes.div_ceil(64)]
+}
+
+fn bytes_of(space: &mut [[u64; 8]], n: usize) -> &mut [u8] {
+    // SAFETY: every byte of the space is initialised.
+    let bytes = unsafe { space.align_to_mut::<u8>().1 };
+    &mut bytes[..n]
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+}
+
+/// The kernels against products with decoded rows in f64, relative to the sum of magnitudes of what they add up.
+fn check_kernels(keys: &KvarnCodec, values: &KvarnCodec, rng: &mut ChaCha8Rng, n_rows: usize, first: usize, n: usize) {
+    let d = keys.facts().head_dim;
+    let mut x = structured(rng, d);
+    // An outlier in the last element of every row shows a kernel that stops early.
+    x.chunks_mut(d).for_each(|row| row[d - 1] = 30.0);
+    let tile = encoded(keys, &x);
+    let stored = decoded(keys, &tile, first, n);
+    let q: Vec<f32> = (0..n_rows * d).map(|_| gaussian(rng)).collect();
+    let mut space = aligned(n_rows * keys.query_bytes());
+    let prepared = bytes_of(&mut space, n_rows * keys.query_bytes());
+    keys.prepare_query(Rows::new(&q, n_rows, d, d), prepared).unwrap();
+    let mut turned = q;
+    keys.transform_query(RowsMut::new(&mut turned, n_rows, d, d)).unwrap();
+    let stride = n + 3;
+    let mut scores = vec![f32::NAN; n_rows * stride];
+    keys.score(prepared, &tile, first, RowsMut::new(&mut scores, n_rows, n, stride)).unwrap();
+    for r in 0..n_rows {
+        let q = &turned[r * d..][..d];
+        for t in 0..n {
+            let k = &stored[t * d..][..d];
+            let magnitude = (dot(q, q) * dot(k, k)).sqrt();
+            assert!((f64::from(scores[r * stride + t]) - dot(q, k)).abs() <= 1e-5 * magnitude);
+        }
+        assert!(scores[r * stride + n..][..3].iter().all(|s| s.is_nan()), "written beyond the asked slots");
+    }
+
+    let tile = encoded(values, &x);
+    let stored = decoded(values, &tile, first, n);
+    let weights: Vec<f32> = (0..n_rows * stride).map(|_| rng.random()).collect();
+    let start: Vec<f32> = (0..n_rows * d).map(|_| gaussian(rng)).collect();
+    let mut acc = start.clone();
+    let w = Rows::new(&weights, n_rows, n, stride);
+    values.accumulate(w, &tile, first, RowsMut::new(&mut acc, n_rows, d, d)).unwrap();
+    let norm = stored.iter().fold(0f32, |most, x| most.max(x.abs()));
+    for r in 0..n_rows {
+        for i in 0..d {
+            let terms = (0..n).map(|t| f64::from(weights[r * stride + t]) * f64::from(stored[t * d + i]));
+            let expected = f64::from(start[r * d + i]) + terms.sum::<f64>();
+            let bound = 1e-5 * f64::from(norm) * (n as f64).sqrt() + 1e-5;
+            assert!((f64::from(acc[r * d + i]) - expected).abs() <= bound, "{} for {expected}", acc[r * d + i]);
+        }
+    }
+}
+
+#[test]
+fn kernels_agree_with_products_of_decoded_rows() {
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    for level in Level::available() {
+        for bits in BITS {
+            for d in [32, 64, 96, 128, 256, 512] {
+                let [keys, values] = [Side::K, Side::V].map(|side| open_at(bits, side, d, json!({}), level));
+                for (n_rows, first, n) in [(1, 0, 128), (2, 127, 1), (3, 5, 64), (7, 1, 127), (8, 9, 3), (5, 60, 13)] {
+                    check_kernels(&keys, &values, &mut rng, n_rows, first, n);
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -280,6 +356,15 @@ proptest! {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let tile: Vec<u8> = (0..codec.facts().tile_bytes).map(|_| rng.random()).collect();
             decoded(&codec, &tile, first, n);
+            let mut out = vec![0.0; 3 * 96.max(n)];
+            if values {
+                let weights = vec![0.5; 3 * n];
+                codec.accumulate(Rows::new(&weights, 3, n, n), &tile, first, RowsMut::new(&mut out, 3, 96, 96)).unwrap();
+            } else {
+                let space = &mut aligned(3 * codec.query_bytes());
+                let prepared = bytes_of(space, 3 * codec.query_bytes());
+                codec.score(prepared, &tile, first, RowsMut::new(&mut out, 3, n, n)).unwrap();
+            }
         }
     }
 }
@@ -303,7 +388,7 @@ fn what_cannot_be_opened_or_appended_is_refused_in_one_sentence() {
     );
     assert_eq!(
         refused("kvarn4", r#"{"rotation":"none"}"#, 64),
-        "option `rotation` is unknown; the KVarN codecs take `floor` and `clip`"
+        "option `rotation` is unknown; the KVarN codecs take `floor`, `clip`"
     );
     assert_eq!(refused("kvarn4", r#"{"clip":3}"#, 64), r#"option `clip` is 3, expected "search" or "none""#);
     assert_eq!(

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use opencoti_compute::cpu::rope::Rotary;
 use opencoti_compute::graph::{Graph, GraphBuilder, KvGeometry, KvLayerId, Rope, RopePairing, RopeScaling};
 use opencoti_compute::plan::{
-    AppendRun, GroupPlan, LayerTiles, Mask, PageSet, PageSpan, QueryRotation, Residency, Segment, Step, StoreView,
-    TileSide,
+    AppendRun, GroupPlan, LayerTiles, Mask, PageSet, PageSpan, QueryRotation, Residency, SealRun, Segment, Step,
+    StoreView, TileSide,
 };
 use opencoti_plugin_api::host::{Codec, CodecPlugin, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::Side;
@@ -53,6 +53,7 @@ struct Plugins {
     scalar: CodecPlugin,
     turbo: CodecPlugin,
     trellis: CodecPlugin,
+    kvarn: CodecPlugin,
     plain: CodecPlugin,
 }
 
@@ -63,6 +64,7 @@ impl Plugins {
             scalar: linked(opencoti_kv_scalar::root()),
             turbo: linked(opencoti_kv_turbo::root()),
             trellis: linked(opencoti_kv_tcq::root()),
+            kvarn: linked(opencoti_kv_kvarn::root()),
             plain: plain_codec::plugin(),
         }
     }
@@ -71,6 +73,7 @@ impl Plugins {
         let (plugin, options) = match name {
             _ if SCALAR.contains(&name) => (&self.scalar, if rotated { r#"{"rotation":"hadamard"}"# } else { "{}" }),
             _ if name.ends_with("_tcq") => (&self.trellis, "{}"),
+            _ if name.starts_with("kvarn") => (&self.kvarn, "{}"),
             _ if ROTATED.contains(&name) => (&self.turbo, "{}"),
             _ => (&self.plain, "{}"),
         };
@@ -301,6 +304,36 @@ impl Case {
             PageSet::All(own) => PageSet::All(pages.into_iter().chain(own.iter().copied()).collect()),
             per_head => per_head.clone(),
         };
+        case
+    }
+
+    /// Two pages of exact tokens, the second of them cut short, that are sealed and read as records, and a third one that
+    /// the batch's `n` rows fill up and read exactly. Wide heads, so that a tile has several slices.
+    pub(crate) fn sealed(k: &str, v: &str, head_dim: usize, heads: usize, n: u32) -> Case {
+        let rng = &mut ChaCha8Rng::seed_from_u64(n.into());
+        let plugins = Plugins::new();
+        let geometry = KvGeometry { n_kv_heads: 2, k_head_dim: head_dim, v_head_dim: head_dim, window: None };
+        let mut case = Case::new(rng, geometry, heads, (228..228 + n).collect());
+        let open = |name: &str, side| plugins.open(name, side == Side::V, side, head_dim);
+        let records = case.add_store(&open(k, Side::K), &open(v, Side::V));
+        let exact = case.add_store(&open("f16", Side::K), &open("f16", Side::V));
+        case.use_rope(RopePairing::Neox, head_dim);
+        case.write_rows(exact, Mask::Causal);
+        let mut pages = Vec::new();
+        for (page, start_pos, len) in [(0, 0, 128), (1, 128, 100)] {
+            case.fill(rng, exact, page, len);
+            let seal = SealRun { from_store: exact, from_page: page, filled: len, store: records, page: page + 2 };
+            case.step.groups[0].seals.push(seal);
+            pages.push(PageSpan { page: page + 2, start_pos, len });
+        }
+        case.step.groups[0].segments.push(Segment {
+            queries: one(0..n),
+            store: records,
+            pages: PageSet::All(pages),
+            mask: Mask::Causal,
+            rotation: QueryRotation::Own,
+            residency: Residency::Device,
+        });
         case
     }
 

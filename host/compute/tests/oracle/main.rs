@@ -147,6 +147,18 @@ fn the_codec_matrix_matches_the_oracle() {
 }
 
 #[test]
+fn records_that_a_step_seals_and_exact_tokens_beside_them_match_the_oracle() {
+    for (k, v) in [("kvarn2", "kvarn3"), ("kvarn4", "kvarn8"), ("kvarn5", "q4_0"), ("q8_0", "kvarn6")] {
+        for (head_dim, heads, n) in [(64, 1, 1), (64, 4, 9), (96, 3, 2), (128, 7, 7), (256, 4, 8), (512, 8, 28)] {
+            let case = Case::sealed(k, v, head_dim, heads, n);
+            let out = run(&case, &mut Attention::new(&case.graph), Isa::detect(), 2).unwrap();
+            case.check_written();
+            check(&case, &out, &format!("K {k}, V {v}, heads of {head_dim}, {heads} share one, {n} rows"));
+        }
+    }
+}
+
+#[test]
 fn scratch_of_one_step_serves_a_smaller_and_a_larger_one() {
     let cases = [Case::of_codecs("q8_0", "f16", false, 5), Case::of_codecs("q8_0", "f16", false, 90)];
     let mut attention = Attention::new(&cases[0].graph);

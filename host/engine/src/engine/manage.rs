@@ -131,7 +131,9 @@ impl Core {
                 cells_used: tokens(s.total - s.free),
                 cells_shared: tokens(s.shared),
                 cells_reclaimable: tokens(s.reclaimable),
-                bytes: (s.total as u64).saturating_mul(s.page_bytes as u64),
+                bytes: s.bytes(),
+                stage_cells: s.stage.map_or(0, |stage| tokens(stage.total)),
+                stage_bytes: s.stage.map_or(0, |stage| (stage.total as u64).saturating_mul(stage.page_bytes as u64)),
                 cpu_tiles: (
                     group.is_some_and(|g| g.k.cpu_tiles().is_some()),
                     group.is_some_and(|g| g.v.cpu_tiles().is_some()),

@@ -59,6 +59,7 @@ impl Work {
 impl Engine {
     /// Composes a step, runs it and delivers its results. `false` when there is nothing to do.
     pub(crate) fn step(&mut self) -> bool {
+        self.seal();
         self.core.attach_followers();
         let Some((work, planned)) = self.core.plan_step() else { return false };
         let began = Instant::now();
@@ -77,6 +78,27 @@ impl Engine {
         self.core.sweep_embeds();
         self.core.observe_step(began, work.len());
         true
+    }
+}
+
+impl Engine {
+    /// Encodes pages for which no row waits: what the step before has computed is delivered.
+    fn seal(&mut self) {
+        let Some(planned) = self.core.cache.plan_seals() else { return };
+        let runner = AssertUnwindSafe(&mut *self.runner);
+        let run = || {
+            let AssertUnwindSafe(runner) = { runner };
+            runner.seal(&planned.step)
+        };
+        let sealed = catch_unwind(run).unwrap_or_else(|_| Err("the model's executor panicked".to_owned()));
+        let ended = match &sealed {
+            Ok(()) => self.core.cache.commit(planned.id),
+            Err(_) => self.core.cache.abort(planned.id),
+        };
+        // Rows that need a page's record try again, and fail by themselves.
+        if let Some(error) = sealed.err().or_else(|| ended.err().map(|e| e.to_string())) {
+            tracing::error!(%error, "pages of the cache could not be encoded");
+        }
     }
 }
 

@@ -142,7 +142,11 @@ pub(crate) struct KvStore {
     n_layers: u32,
     n_cells: u64,
     n_cells_resident: u64,
+    /// Slots of exact tokens beside the cells.
+    n_cells_stage: u64,
+    /// Those included.
     n_bytes: u64,
+    n_bytes_stage: u64,
 }
 
 /// Recurrent state, beside the stores. A plane is the state of one sequence.
@@ -180,6 +184,8 @@ impl EffectiveKv {
             n_cells: store.cells_total,
             n_cells_resident: store.cells_resident,
             n_bytes: store.bytes,
+            n_cells_stage: store.stage_cells,
+            n_bytes_stage: store.stage_bytes,
         };
         let main = stats.stores.first();
         let state = stats.state.as_ref().map(KvState::new);

@@ -276,6 +276,8 @@ fn stats() -> Stats {
         cells_shared: 10,
         cells_reclaimable: 5,
         bytes: 1 << 20,
+        stage_cells: 0,
+        stage_bytes: 0,
         cpu_tiles: (true, false),
     };
     let state =

@@ -14,10 +14,30 @@ pub(super) struct Header {
     pub(super) model: ModelFingerprint,
     pub(super) shape: Shape,
     pub(super) tokens: Vec<u32>,
-    /// Slots filled of each page, by group.
-    pub(super) pages: Vec<Vec<u32>>,
+    /// Pages, by group.
+    pub(super) pages: Vec<Vec<FilePage>>,
     /// The sequence, then its snapshots by their length.
     pub(super) members: Vec<Member>,
+}
+
+/// A page of a file: its tiles as the group's codecs laid them out, then those of exact tokens, as far as they are there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct FilePage {
+    /// Slots filled.
+    pub(super) filled: u32,
+    /// [`RECORD`], [`EXACT`] or both.
+    pub(super) parts: u32,
+}
+
+/// Tiles of the group's codecs.
+pub(super) const RECORD: u32 = 1;
+/// Tiles of exact tokens.
+pub(super) const EXACT: u32 = 2;
+
+impl FilePage {
+    pub(super) fn has(&self, part: u32) -> bool {
+        self.parts & part != 0
+    }
 }
 
 /// The sequence or a snapshot of it: its first tokens, and where their keys and values are.
@@ -50,6 +70,14 @@ struct GroupShape {
     page_bytes: u64,
     k: CodecShape,
     v: CodecShape,
+    stage: Option<StageShape>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct StageShape {
+    page_bytes: u64,
+    k: CodecShape,
+    v: CodecShape,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,6 +96,11 @@ impl Shape {
             page_bytes: store.view.page_bytes as u64,
             k: CodecShape::of(&group.k),
             v: CodecShape::of(&group.v),
+            stage: store.stage.as_ref().zip(group.stage.as_ref()).map(|(stage, config)| StageShape {
+                page_bytes: stage.view.page_bytes as u64,
+                k: CodecShape::of(&config.k),
+                v: CodecShape::of(&config.v),
+            }),
         });
         let states = config.states.layers.clone();
         Shape { page_tokens: PAGE_TOKENS as u32, groups: groups.collect(), states }
@@ -89,6 +122,8 @@ impl Shape {
             same(of("the K codec"), found.k.describe(), expected.k.describe())?;
             same(of("the V codec"), found.v.describe(), expected.v.describe())?;
             same(of("the page size in bytes"), found.page_bytes, expected.page_bytes)?;
+            let stage = |shape: &GroupShape| shape.stage.as_ref().map_or("none".to_owned(), StageShape::describe);
+            same(of("the stage of exact tokens"), stage(found), stage(expected))?;
         }
         same("recurrent layers in number", self.states.len(), expected.states.len())?;
         for (i, (found, expected)) in self.states.iter().zip(&expected.states).enumerate() {
@@ -96,6 +131,12 @@ impl Shape {
             same(format!("the state of recurrent layer {i} of"), words(found), words(expected))?;
         }
         Ok(())
+    }
+}
+
+impl StageShape {
+    fn describe(&self) -> String {
+        format!("pages of {} bytes, K {}, V {}", self.page_bytes, self.k.describe(), self.v.describe())
     }
 }
 
@@ -153,10 +194,11 @@ impl Header {
             }
             out.u64(group.n_layers);
             out.u64(group.page_bytes);
-            for codec in [&group.k, &group.v] {
-                for text in [&codec.name, &codec.options, &codec.plugin, &codec.version] {
-                    out.text(text);
-                }
+            out.codecs(&group.k, &group.v);
+            // Pages without a byte are none.
+            out.u64(group.stage.as_ref().map_or(0, |stage| stage.page_bytes));
+            if let Some(stage) = &group.stage {
+                out.codecs(&stage.k, &stage.v);
             }
         }
         out.u32(self.tokens.len() as u32);
@@ -168,7 +210,7 @@ impl Header {
         }
         for pages in &self.pages {
             out.u32(pages.len() as u32);
-            pages.iter().for_each(|&filled| out.u32(filled));
+            pages.iter().flat_map(|page| [page.filled, page.parts]).for_each(|n| out.u32(n));
         }
         out.u32(self.members.len() as u32);
         for member in &self.members {
@@ -187,13 +229,13 @@ impl Header {
         let digest = input.take(32)?.try_into().expect("as many bytes as asked for");
         let page_tokens = input.u32()?;
         // Each list is bounded by the bytes that its elements take at least.
-        let n_groups = input.count(6 * 8 + 8 * 4)?;
+        let n_groups = input.count(7 * 8 + 8 * 4)?;
         let groups = (0..n_groups).map(|_| input.group()).collect::<Result<_, _>>()?;
         let tokens = input.list()?;
         let n_states = input.count(2 * 8)?;
         let state = |input: &mut Reader| Ok(StateGeometry { conv: input.usize()?, recurrent: input.usize()? });
         let states = (0..n_states).map(|_| state(&mut input)).collect::<Result<_, StateError>>()?;
-        let pages = (0..n_groups).map(|_| input.list()).collect::<Result<_, _>>()?;
+        let pages = (0..n_groups).map(|_| input.pages()).collect::<Result<_, _>>()?;
         let n_members = input.count(4 + 4 * n_groups)?;
         let members = (0..n_members).map(|_| input.member(n_groups)).collect::<Result<_, _>>()?;
         match input.0 {
@@ -218,6 +260,14 @@ impl Writer {
 
     fn u64(&mut self, n: u64) {
         self.0.extend_from_slice(&n.to_le_bytes());
+    }
+
+    fn codecs(&mut self, k: &CodecShape, v: &CodecShape) {
+        for codec in [k, v] {
+            for text in [&codec.name, &codec.options, &codec.plugin, &codec.version] {
+                self.text(text);
+            }
+        }
     }
 
     fn text(&mut self, text: &str) {
@@ -269,7 +319,17 @@ impl<'a> Reader<'a> {
             v_head_dim: self.usize()?,
             window: Some(self.usize()?).filter(|&w| w > 0),
         };
-        Ok(GroupShape { geometry, n_layers: self.u64()?, page_bytes: self.u64()?, k: self.codec()?, v: self.codec()? })
+        let (n_layers, page_bytes, k, v) = (self.u64()?, self.u64()?, self.codec()?, self.codec()?);
+        let stage = match self.u64()? {
+            0 => None,
+            page_bytes => Some(StageShape { page_bytes, k: self.codec()?, v: self.codec()? }),
+        };
+        Ok(GroupShape { geometry, n_layers, page_bytes, k, v, stage })
+    }
+
+    fn pages(&mut self) -> Result<Vec<FilePage>, StateError> {
+        let n = self.count(8)?;
+        (0..n).map(|_| Ok(FilePage { filled: self.u32()?, parts: self.u32()? })).collect()
     }
 
     fn codec(&mut self) -> Result<CodecShape, StateError> {

@@ -1,7 +1,7 @@
 //! State files: a sequence's tokens, pages and recurrent state, to go on with later or elsewhere.
 //!
 //! A file is *prefix, header, digest of both, contents, digest of the contents*. The header says what model, geometry
-//! and codecs the contents belong to ([`header`]); it and the file's length are checked, and the digest of the contents
+//! and codecs the contents belong to ([`header`]), and of each page whether its record, its exact tokens or both follow; it and the file's length are checked, and the digest of the contents
 //! too, before a page is taken. The contents are pages as the codecs laid them out, each group's in order, and then one
 //! plane for each member: the sequence, and the snapshots that are its beginnings. Without these a restored prompt
 //! could not be reused where state or windows allow it nowhere else. Slots of a page that no member fills are
@@ -13,20 +13,23 @@ mod restore;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
+use opencoti_compute::plan::StoreView;
 use opencoti_plugin_api::PAGE_TOKENS;
+use opencoti_plugin_api::host::Codec;
 use sha2::{Digest, Sha256};
 
 use crate::arena::Arena;
 use crate::cache::Cache;
 use crate::error::KvError;
 use crate::sequence::{SeqId, Sequence};
+use crate::stage::Record;
 use crate::store::Store;
-use header::{Header, Member, Shape, Span};
+use header::{EXACT, FilePage, Header, Member, RECORD, Shape, Span};
 
 /// First bytes of every state file.
 const MAGIC: [u8; 8] = *b"ocotikv\n";
 /// Version of the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Magic, version and length of the header.
 const PREFIX_BYTES: usize = 8 + 4 + 8;
 /// A SHA-256 digest.
@@ -110,7 +113,7 @@ impl Cache {
             shape: Shape::of(&self.config, &self.stores),
             tokens: members[0].tokens.clone(),
             members: members.iter().map(|m| member(m, &mut pages)).collect(),
-            pages: pages.iter().map(|p| p.filled.clone()).collect(),
+            pages: pages.iter().zip(&self.active).map(|(p, &store)| p.describe(&self.stores[store])).collect(),
         }
         .encode();
         let mut front = Vec::with_capacity(PREFIX_BYTES + header.len());
@@ -161,6 +164,12 @@ struct FilePages {
 }
 
 impl FilePages {
+    /// What the header says of them.
+    fn describe(&self, store: &Store) -> Vec<FilePage> {
+        let part = |(&page, &filled): (&u32, &u32)| FilePage { filled, parts: parts(store, page) };
+        self.pages.iter().zip(&self.filled).map(part).collect()
+    }
+
     /// Place of a page of which `len` slots are needed.
     fn place(&mut self, page: u32, len: u32) -> u32 {
         let place = *self.index.entry(page).or_insert(self.pages.len() as u32);
@@ -199,37 +208,67 @@ impl<W: Write> Contents<'_, W> {
     }
 
     fn pages(&mut self, store: &Store, pages: &FilePages) -> Result<(), StateError> {
-        let mut copy = Arena::new(store.view.page_bytes)?;
         for (&page, &filled) in pages.pages.iter().zip(&pages.filled) {
-            // SAFETY: no step is running, so no executor writes.
-            let bytes = unsafe { store.page_bytes(page) };
-            if filled as usize == PAGE_TOKENS {
-                self.write(bytes)?;
-                continue;
+            let parts = parts(store, page);
+            if parts & RECORD != 0 {
+                // SAFETY: no step is running, so no executor writes.
+                self.page(unsafe { store.page_bytes(page) }, &store.view, store.n_kv_heads, filled)?;
             }
-            // SAFETY: the copy is this function's own.
-            unsafe { copy.bytes_mut(0, bytes.len()) }.copy_from_slice(bytes);
-            clear_unused(store, &mut copy, filled as usize)?;
-            // SAFETY: as above.
-            self.write(unsafe { copy.bytes(0, bytes.len()) })?;
+            if let Some((stage, unit)) = store.stage.as_ref().zip(store.pages[page as usize].stage) {
+                // SAFETY: as above.
+                self.page(unsafe { stage.page_bytes(unit) }, &stage.view, store.n_kv_heads, filled)?;
+            }
         }
         Ok(())
     }
+
+    /// Writes a page of which `filled` slots are needed.
+    fn page(&mut self, bytes: &[u8], view: &StoreView, n_kv_heads: usize, filled: u32) -> Result<(), StateError> {
+        if filled as usize == PAGE_TOKENS {
+            return self.write(bytes);
+        }
+        let mut copy = Arena::new(bytes.len())?;
+        // SAFETY: the copy is this function's own.
+        unsafe { copy.bytes_mut(0, bytes.len()) }.copy_from_slice(bytes);
+        for side in view.layers.iter().flat_map(|layer| [&layer.k, &layer.v]) {
+            for head in 0..n_kv_heads {
+                // SAFETY: inside the copy, whose layout is that of a page.
+                let tile = unsafe { copy.base().as_ptr().add(side.offset + head * side.tile_bytes) };
+                // SAFETY: nobody else knows the copy.
+                let done = unsafe { clear_unused(&side.codec, tile, filled as usize) };
+                done.map_err(|e| StateError::Codec { codec: side.codec.name().to_owned(), reason: e.to_string() })?;
+            }
+        }
+        // SAFETY: as above.
+        self.write(unsafe { copy.bytes(0, bytes.len()) })
+    }
 }
 
-/// Lets the codecs write zeros into the slots from `filled` on of a page's copy. As when tokens are taken back, the
-/// slots before stay as they are.
-fn clear_unused(store: &Store, copy: &mut Arena, filled: usize) -> Result<(), StateError> {
-    let unused = PAGE_TOKENS - filled;
-    for side in store.view.layers.iter().flat_map(|layer| [&layer.k, &layer.v]) {
-        let zeros = vec![0f32; unused * side.codec.head_dim()];
-        for head in 0..store.n_kv_heads {
-            // SAFETY: inside the copy, whose layout is that of a page.
-            let tile = unsafe { copy.base().as_ptr().add(side.offset + head * side.tile_bytes) };
-            // SAFETY: nobody else knows the copy; as many rows of zeros as slots.
-            let done = unsafe { side.codec.append(tile, filled, unused, zeros.as_ptr(), side.codec.head_dim()) };
-            done.map_err(|e| StateError::Codec { codec: side.codec.name().to_owned(), reason: e.to_string() })?;
+/// What there is of a page to save.
+fn parts(store: &Store, page: u32) -> u32 {
+    let page = &store.pages[page as usize];
+    let exact = if page.stage.is_some() { EXACT } else { 0 };
+    let record = if store.stage.is_none() || page.record == Record::Written { RECORD } else { 0 };
+    exact | record
+}
+
+/// Lets a codec overwrite the slots from `filled` on of a copied tile. Slot by slot the others stay as they are, as when
+/// tokens are taken back; a tile that was encoded as a whole is encoded again, with the last slot in place of the unused.
+///
+/// # Safety
+/// Nobody else uses the tile, which is one of the codec's.
+unsafe fn clear_unused(codec: &Codec, tile: *mut u8, filled: usize) -> Result<(), opencoti_plugin_api::Error> {
+    let (d, unused) = (codec.head_dim(), PAGE_TOKENS - filled);
+    let mut rows = vec![0f32; PAGE_TOKENS * d];
+    // SAFETY: the caller's promise; there is a row for each slot.
+    unsafe {
+        if codec.layout().stage_tokens == 0 {
+            return codec.append(tile, filled, unused, rows.as_ptr(), d);
         }
+        codec.decode_page(tile, 0, filled, rows.as_mut_ptr(), d)?;
+        codec.transform_output(rows.as_mut_ptr(), filled, d)?;
+        let (used, unused) = rows.split_at_mut(filled * d);
+        unused.chunks_exact_mut(d).for_each(|row| row.copy_from_slice(&used[(filled - 1) * d..]));
+        codec.encode_page(tile, rows.as_ptr(), d)
     }
-    Ok(())
 }

@@ -5,12 +5,15 @@ use std::io::{Read, Seek, SeekFrom};
 use opencoti_plugin_api::PAGE_TOKENS;
 use sha2::{Digest, Sha256};
 
-use super::header::{Header, Member, Shape, Span};
+use super::header::{EXACT, FilePage, Header, Member, RECORD, Shape, Span};
 use super::{DIGEST_BYTES, MAGIC, ModelFingerprint, PREFIX_BYTES, StateError, VERSION};
 use crate::cache::Cache;
 use crate::error::KvError;
+use crate::planning::Need;
 use crate::sequence::{PageEntry, SeqId, Table};
+use crate::stage::Record;
 use crate::states::PlaneEntry;
+use crate::store::Store;
 
 impl Cache {
     /// Makes a running sequence of a state file, and snapshots of those in it for which there is room. Everything is
@@ -65,13 +68,22 @@ impl Cache {
         if !ascending || lengths[0] != header.tokens.len() {
             return Err(StateError::Malformed("its sequences are not beginnings of its tokens"));
         }
-        for (group, filled) in header.pages.iter().enumerate() {
-            let mut uses = vec![None; filled.len()];
+        for (group, pages) in header.pages.iter().enumerate() {
+            let staged = self.stores[self.active[group]].stage.is_some();
+            let known = |page: &FilePage| match staged {
+                true => page.parts != 0 && page.parts & !(RECORD | EXACT) == 0,
+                false => page.parts == RECORD,
+            };
+            if !pages.iter().all(known) {
+                return Err(StateError::Malformed("a page of it has parts that no page of this cache has"));
+            }
+            let mut uses = vec![None; pages.len()];
             for member in &header.members {
                 self.check_table(group, member, &mut uses)?;
             }
-            let as_told = |(found, &filled): (&Option<(u32, u32)>, &u32)| found.is_some_and(|(_, len)| len == filled);
-            if !uses.iter().zip(filled).all(as_told) {
+            let as_told =
+                |(found, page): (&Option<(u32, u32)>, &FilePage)| found.is_some_and(|(_, len)| len == page.filled);
+            if !uses.iter().zip(pages).all(as_told) {
                 return Err(StateError::Malformed("its pages are not filled as it says"));
             }
         }
@@ -109,8 +121,11 @@ impl Cache {
     fn contents_bytes(&self, header: &Header) -> Option<u64> {
         let mut bytes = 0u64;
         for (pages, &store) in header.pages.iter().zip(&self.active) {
-            let page = self.stores[store].view.page_bytes as u64;
-            bytes = bytes.checked_add(page.checked_mul(pages.len() as u64)?)?;
+            let count = |part| pages.iter().filter(|p| p.has(part)).count() as u64;
+            let store = &self.stores[store];
+            let exact = store.stage.as_ref().map_or(0, |stage| stage.view.page_bytes as u64);
+            bytes = bytes.checked_add((store.view.page_bytes as u64).checked_mul(count(RECORD))?)?;
+            bytes = bytes.checked_add(exact.checked_mul(count(EXACT))?)?;
         }
         let plane = self.config.state_size().ok()?.plane_bytes as u64;
         bytes.checked_add(plane.checked_mul(planes(header, |_| true) as u64)?)
@@ -119,13 +134,18 @@ impl Cache {
     /// Evicts idle sequences until there is room for the wanted members of a header. Fails, before it evicts any, when
     /// what is not promised does not suffice.
     fn make_room_for(&mut self, header: &Header, wanted: &[bool]) -> Result<(), StateError> {
-        let needs: Vec<(usize, usize)> =
-            self.active.iter().enumerate().map(|(g, &store)| (store, used_pages(header, wanted, g).len())).collect();
-        for &(store, pages) in &needs {
-            let store = &self.stores[store];
-            if pages > store.headroom() {
-                return Err(KvError::from(store.full(pages)).into());
+        let need = |(group, &store): (usize, &usize)| {
+            let used = used_pages(header, wanted, group);
+            let exact = used.iter().filter(|&&place| header.pages[group][place as usize].has(EXACT)).count();
+            Need { store, pages: used.len(), exact }
+        };
+        let needs: Vec<Need> = self.active.iter().enumerate().map(need).collect();
+        for need in &needs {
+            let store = &self.stores[need.store];
+            if need.pages > store.headroom() {
+                return Err(KvError::from(store.full(need.pages)).into());
             }
+            store.check_stage_room(need.exact)?;
         }
         let asked = planes(header, |i| wanted[i]);
         self.check_new_planes(asked)?;
@@ -144,18 +164,27 @@ impl Cache {
         file: &mut impl Read,
     ) -> Result<(), StateError> {
         let mut contents = Contents { file, digest: Sha256::new() };
-        for (group, filled) in header.pages.iter().enumerate() {
+        for (group, pages) in header.pages.iter().enumerate() {
             let used = used_pages(header, wanted, group);
             let store = &mut self.stores[self.active[group]];
-            for place in 0..filled.len() as u32 {
+            for (place, described) in (0..).zip(pages) {
                 if used.binary_search(&place).is_err() {
-                    contents.skip(store.view.page_bytes as u64)?;
+                    let stage = store.stage.as_ref().map_or(0, |stage| stage.view.page_bytes);
+                    let sizes = [(RECORD, store.view.page_bytes), (EXACT, stage)];
+                    sizes.iter().filter(|s| described.has(s.0)).try_for_each(|s| contents.skip(s.1 as u64))?;
                     continue;
                 }
-                let page = store.take(seq.index).ok_or_else(|| KvError::from(store.full(1)))?;
+                let page = store.take_as(seq.index, described).ok_or_else(|| KvError::from(store.full(1)))?;
                 taken.pages[group].push((place, page));
-                // SAFETY: the page was just taken; no plan names it.
-                contents.read(unsafe { store.page_bytes_mut(page) })?;
+                if described.has(RECORD) {
+                    // SAFETY: the page was just taken; no plan names it.
+                    contents.read(unsafe { store.page_bytes_mut(page) })?;
+                }
+                let unit = store.pages[page as usize].stage;
+                if let Some((stage, unit)) = store.stage.as_mut().zip(unit) {
+                    // SAFETY: as above.
+                    contents.read(unsafe { stage.page_bytes_mut(unit) })?;
+                }
             }
         }
         if let Some(states) = &mut self.states {
@@ -192,6 +221,9 @@ impl Cache {
             sequence.committed = sequence.tokens.len();
             sequence.tables = tables;
             sequence.planes.extend(plane.map(|plane| PlaneEntry { at: member.n_tokens, plane }));
+            for (group, table) in sequence.tables.iter().enumerate() {
+                self.stores[self.active[group]].settle_stage(&mut sequence.stage_promises[group], table);
+            }
             if i > 0 {
                 self.put_to_sleep(owner)?.is_snapshot = true;
             }
@@ -232,6 +264,22 @@ impl Cache {
             }
         }
         Ok(())
+    }
+}
+
+impl Store {
+    /// Takes a free page for what a file has of it.
+    fn take_as(&mut self, writer: u32, described: &FilePage) -> Option<u32> {
+        let page = match described.has(EXACT) || self.stage.is_none() {
+            true => self.take(writer),
+            false => self.take_record(writer),
+        }?;
+        let taken = &mut self.pages[page as usize];
+        taken.filled = described.filled;
+        if self.stage.is_some() && described.has(RECORD) {
+            taken.record = Record::Written;
+        }
+        Some(page)
     }
 }
 

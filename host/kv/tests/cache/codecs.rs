@@ -21,7 +21,8 @@ fn caches() -> Vec<(String, Cache)> {
     let cache = |(plugin, name): (&CodecPlugin, String)| {
         let open = |side| plugin.open(&name, "{}", side, HEAD_DIM).unwrap();
         let geometry = KvGeometry { n_kv_heads: 2, k_head_dim: HEAD_DIM, v_head_dim: HEAD_DIM, window: None };
-        let group = GroupConfig { name: "kv".into(), geometry, n_layers: 1, k: open(Side::K), v: open(Side::V) };
+        let group =
+            GroupConfig { name: "kv".into(), geometry, n_layers: 1, k: open(Side::K), v: open(Side::V), stage: None };
         (name.clone(), Cache::new(config(vec![group])).unwrap())
     };
     plugins.iter().flat_map(|p| codecs(p).into_iter().map(move |name| (p, name))).map(cache).collect()

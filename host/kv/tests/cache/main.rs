@@ -7,6 +7,7 @@ mod plans;
 mod properties;
 mod sharing;
 mod sizes;
+mod stage;
 mod state;
 mod states;
 mod support;

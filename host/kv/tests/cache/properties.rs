@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::fold;
-use crate::support::{config, group, plan};
+use crate::support::{config, group, plan, staged_group};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -23,6 +23,7 @@ enum Op {
     Wish { seq: Index, ahead: Vec<usize> },
     Reload(Index),
     Evict,
+    Seal { commit: bool },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -42,6 +43,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (any::<Index>(), prop::collection::vec(0usize..300, 1..5)).prop_map(|(seq, ahead)| Op::Wish { seq, ahead }),
         1 => any::<Index>().prop_map(Op::Reload),
         1 => Just(Op::Evict),
+        4 => prop::bool::weighted(0.9).prop_map(|commit| Op::Seal { commit }),
     ]
 }
 
@@ -64,8 +66,17 @@ fn slot(step: &Step, store: u32, page: u32, slot: u32) -> *mut [u32; 2] {
 }
 
 impl World {
-    fn new(windows: &[Option<usize>], rollback: Option<usize>, snapshots: usize) -> Self {
-        let groups = windows.iter().enumerate().map(|(i, &w)| group(&format!("g{i}"), 1, w)).collect();
+    fn new(
+        windows: &[Option<usize>],
+        stage: Option<(usize, usize)>,
+        rollback: Option<usize>,
+        snapshots: usize,
+    ) -> Self {
+        let make = |(i, &window): (usize, &Option<usize>)| match stage {
+            Some((tokens, sink)) => staged_group(&format!("g{i}"), window, tokens, sink),
+            None => group(&format!("g{i}"), 1, window),
+        };
+        let groups = windows.iter().enumerate().map(make).collect();
         let mut config = config(groups);
         config.capacity_tokens = 1536;
         config.step_tokens = 450;
@@ -147,6 +158,12 @@ impl World {
             Op::Evict => {
                 self.cache.evict_lru();
             }
+            Op::Seal { commit } => {
+                let Some(planned) = self.cache.plan_seals() else { return };
+                self.cache.check().unwrap();
+                self.write(&planned.step);
+                self.end(planned.id, *commit, &[]);
+            }
         }
     }
 
@@ -211,7 +228,7 @@ impl World {
         }
     }
 
-    /// Does what an executor would: writes tokens and positions to their slots, and folds tokens into planes.
+    /// Does what an executor would: writes tokens and positions to their slots, seals pages, and folds tokens into planes.
     fn write(&self, step: &Step) {
         fold::run(step);
         for run in step.groups.iter().flat_map(|plan| &plan.appends) {
@@ -219,6 +236,13 @@ impl World {
                 let at = slot(step, run.store, run.page, run.first_slot + row - run.rows.start);
                 // SAFETY: nobody else uses the cache's memory.
                 unsafe { at.write_unaligned([step.tokens[row as usize], step.positions[row as usize]]) };
+            }
+        }
+        for run in step.groups.iter().flat_map(|plan| &plan.seals) {
+            for i in 0..128 {
+                let from = slot(step, run.from_store, run.from_page, i.min(run.filled - 1));
+                // SAFETY: as above.
+                unsafe { slot(step, run.store, run.page, i).write_unaligned(from.read_unaligned()) };
             }
         }
     }
@@ -275,6 +299,7 @@ impl World {
         self.check();
         for store in self.cache.stats() {
             assert_eq!((store.free, store.promised), (store.total, 0), "{}", store.name);
+            assert!(store.stage.is_none_or(|s| (s.free, s.promised) == (s.total, 0)), "{}", store.name);
         }
         if let Some(states) = self.cache.state_stats() {
             assert_eq!((states.free, states.promised), (states.total, 0));
@@ -293,11 +318,12 @@ proptest! {
             vec![Some(1)],
             vec![Some(300), None, Some(17)],
         ]),
+        stage in prop::option::of((prop::sample::select(vec![0, 128, 300]), prop::sample::select(vec![0, 100]))),
         rollback in prop::option::of(0usize..4),
         snapshots in 0usize..4,
         ops in prop::collection::vec(op(), 1..60),
     ) {
-        let mut world = World::new(&windows, rollback, snapshots);
+        let mut world = World::new(&windows, stage, rollback, snapshots);
         for op in &ops {
             world.run(op);
             world.check();

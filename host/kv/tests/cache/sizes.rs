@@ -49,7 +49,7 @@ fn a_codec_with_a_stage_window_is_refused_by_name() {
     let mut staged = group("kv", 1, None);
     staged.v = codec("staged", "{}", Side::V, 4);
     let message = refusal(config(vec![staged])).to_string();
-    assert!(message.starts_with("codec `staged` for V of cache group `kv` keeps the newest 128 tokens"), "{message}");
+    assert!(message.starts_with("codec `staged` for V of cache group `kv` encodes 128 exact tokens"), "{message}");
 }
 
 #[test]

@@ -181,7 +181,7 @@ fn a_file_of_another_kind_or_version_is_refused() {
     bytes[8] = 1;
     assert_eq!(
         refusal(&mut cache, &bytes),
-        "the state file has format version 1, this server reads version 2; save the state again"
+        "the state file has format version 1, this server reads version 3; save the state again"
     );
 }
 

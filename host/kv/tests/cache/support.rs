@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use opencoti_compute::graph::KvGeometry;
-use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, KvError, Outputs, Planned, SeqId, StateConfig};
+use opencoti_kv::{
+    BatchItem, Cache, CacheConfig, GroupConfig, KvError, Outputs, Planned, SeqId, StageConfig, StateConfig,
+};
 use opencoti_plugin_api::Error;
 use opencoti_plugin_api::conformance::reference::PlainRows;
 use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
@@ -77,6 +79,18 @@ pub(crate) fn group(name: &str, n_layers: usize, window: Option<usize>) -> Group
         n_layers,
         k: codec("f32", "{}", Side::K, 4),
         v: codec("f32", "{}", Side::V, 4),
+        stage: None,
+    }
+}
+
+/// The same with `tokens` exact tokens at its end and `sink` at its beginning, encoded as a whole where they are not.
+pub(crate) fn staged_group(name: &str, window: Option<usize>, tokens: usize, sink: usize) -> GroupConfig {
+    let stage = StageConfig { tokens, sink, k: codec("f32", "{}", Side::K, 4), v: codec("f32", "{}", Side::V, 4) };
+    GroupConfig {
+        k: codec("staged", "{}", Side::K, 4),
+        v: codec("staged", "{}", Side::V, 4),
+        stage: Some(stage),
+        ..group(name, 1, window)
     }
 }
 

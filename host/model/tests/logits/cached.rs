@@ -31,6 +31,7 @@ impl Runner {
             v: codec(Side::V, group.geometry.v_head_dim),
             geometry: group.geometry,
             n_layers: group.layers.len(),
+            stage: None,
         };
         let cache = Cache::new(CacheConfig {
             groups: model.graph.cache_groups().into_iter().map(group).collect(),

@@ -100,7 +100,8 @@ flags! {
     /// Codec of the keys in the KV cache.
     ///
     /// Any codec of a loaded plugin; `opencoti plugins` lists them. The plugin kv-scalar brings f16, bf16, q8_0, q6_0,
-    /// q5_1, q5_0 and q4_0; kv-turbo turbo2, turbo3, turbo4 and turbo8; kv-tcq turbo2_tcq and turbo3_tcq.
+    /// q5_1, q5_0 and q4_0; kv-turbo turbo2, turbo3, turbo4 and turbo8; kv-tcq turbo2_tcq and turbo3_tcq; kv-kvarn kvarn2,
+    /// kvarn3, kvarn4, kvarn5, kvarn6 and kvarn8.
     KvK: String = "f16", "cache-type-k", "kv.k", |s, v| s.kv_k = v;
 
     /// Codec of the values in the KV cache.
@@ -127,6 +128,22 @@ flags! {
     ///
     /// 0 takes the context times the slots, or as many as the budget holds.
     KvTokens: u32 = "0", "cache-tokens", "kv.tokens", |s, v| s.kv_tokens = v;
+
+    /// Newest tokens that are kept exact, beside the page that is being filled.
+    ///
+    /// Works with every codec, and helps all that lose something. Rounded up to pages of 128; which tokens a query meets
+    /// exactly depends on its position alone. -1 takes 512 for codecs that encode pages as a whole (kvarn2 … kvarn8),
+    /// and none for others.
+    KvStageTokens: i32 = "-1", "cache-stage-tokens", "kv.stage.tokens", |s, v| s.kv_stage_tokens = v;
+
+    /// First tokens that are kept exact.
+    ///
+    /// Rounded up to pages of 128; for layers that see all tokens. Many models attend to their first tokens more than to
+    /// any others.
+    KvStageSink: u32 = "0", "cache-stage-sink", "kv.stage.sink", |s, v| s.kv_stage_sink = v;
+
+    /// Codec of exact tokens.
+    KvStageCodec: String = "f16", "cache-stage-type", "kv.stage.codec", |s, v| s.kv_stage_codec = v;
 
     /// Memory the KV cache may take.
     ///

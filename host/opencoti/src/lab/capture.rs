@@ -144,6 +144,11 @@ impl AttentionKernels for Recorder {
         unsafe { self.inner.append(worker, at, k, v) }
     }
 
+    unsafe fn seal(&self, worker: Worker<'_>, at: LayerStep<'_>) -> std::result::Result<(), String> {
+        // SAFETY: passed on.
+        unsafe { self.inner.seal(worker, at) }
+    }
+
     unsafe fn attend(
         &self,
         worker: Worker<'_>,

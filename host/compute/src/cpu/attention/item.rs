@@ -41,6 +41,11 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
+    /// Room for the rows of a page of a head of `d` values.
+    pub(super) fn page(&mut self, d: usize) -> &mut [f32] {
+        &mut self.tile[..PAGE_TOKENS * d]
+    }
+
     /// Makes room for `rows` query rows.
     pub(super) fn reserve(&mut self, rows: usize, g: &KvGeometry, query_bytes: usize) {
         grow(&mut self.q, rows * g.k_head_dim, 0.0);

@@ -21,7 +21,7 @@ use self::work::{GroupWork, QUERY_ROWS};
 use super::executor::{Attend, AttentionKernels, LayerStep, QueryRows, inputs, output};
 use super::pool::Worker;
 use crate::graph::{Graph, KvGeometry, Op};
-use crate::plan::{AppendRun, Step, StoreView, TileSide};
+use crate::plan::{AppendRun, SealRun, Step, StoreView, TileSide};
 
 /// Heads of a cache group.
 #[derive(Clone, Copy, Debug)]
@@ -276,6 +276,57 @@ impl AttentionKernels for Attention {
     }
 
     unsafe fn append(&self, worker: Worker<'_>, at: LayerStep<'_>, k: &[f32], v: &[f32]) -> Result<(), String> {
+        // SAFETY: passed on.
+        let done = unsafe { self.append_rows(worker, at, k, v) };
+        if at.step.groups[at.group].seals.is_empty() {
+            return done;
+        }
+        worker.barrier();
+        // SAFETY: passed on; what the pages to seal hold is written.
+        done.and(unsafe { self.seal(worker, at) })
+    }
+
+    unsafe fn seal(&self, worker: Worker<'_>, at: LayerStep<'_>) -> Result<(), String> {
+        let n_kv_heads = at.geometry.n_kv_heads;
+        let seals = &at.step.groups[at.group].seals;
+        // SAFETY: this worker's own.
+        let scratch = unsafe { &mut *self.scratch[worker.index()].get() };
+        for unit in worker.share(seals.len() * n_kv_heads * 2, 1) {
+            if self.failed.load(Ordering::Relaxed) {
+                break;
+            }
+            let (run, rest) = (&seals[unit / (n_kv_heads * 2)], unit % (n_kv_heads * 2));
+            let side = if rest % 2 == 0 { Side::K } else { Side::V };
+            // SAFETY: `prepare` found one writer a page, so this worker alone writes the tile.
+            let done = unsafe { seal_head(at, run, side, rest / 2, scratch) };
+            if done.is_err() {
+                self.failed.store(true, Ordering::Relaxed);
+                return done;
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn attend(&self, worker: Worker<'_>, at: LayerStep<'_>, attend: &Attend<'_>) -> Result<(), String> {
+        // SAFETY: passed on.
+        let done = unsafe { self.run_items(worker, at, attend) };
+        worker.barrier();
+        if worker.index() == 0 {
+            // The executor places a barrier before the next attention.
+            self.next.store(0, Ordering::Relaxed);
+        }
+        // SAFETY: all items are done, or their results are never used.
+        unsafe { self.merge(worker, at, attend) };
+        done
+    }
+}
+
+impl Attention {
+    /// Writes this worker's share of the step's rows.
+    ///
+    /// # Safety
+    /// As [`AttentionKernels::append`].
+    unsafe fn append_rows(&self, worker: Worker<'_>, at: LayerStep<'_>, k: &[f32], v: &[f32]) -> Result<(), String> {
         let g = at.geometry;
         let appends = &at.step.groups[at.group].appends;
         for unit in worker.share(appends.len() * g.n_kv_heads * 2, 1) {
@@ -296,19 +347,6 @@ impl AttentionKernels for Attention {
             }
         }
         Ok(())
-    }
-
-    unsafe fn attend(&self, worker: Worker<'_>, at: LayerStep<'_>, attend: &Attend<'_>) -> Result<(), String> {
-        // SAFETY: passed on.
-        let done = unsafe { self.run_items(worker, at, attend) };
-        worker.barrier();
-        if worker.index() == 0 {
-            // The executor places a barrier before the next attention.
-            self.next.store(0, Ordering::Relaxed);
-        }
-        // SAFETY: all items are done, or their results are never used.
-        unsafe { self.merge(worker, at, attend) };
-        done
     }
 }
 
@@ -336,6 +374,38 @@ unsafe fn append_head(
     unsafe {
         let tile = at.step.stores[run.store as usize].tile(side, run.page, kv_head);
         side.codec.append(tile, slot, n, first.as_ptr(), width).map_err(|e| codec_failed("store", side, &e))
+    }
+}
+
+/// Encodes one head's exact tokens into its tile of another store.
+///
+/// # Safety
+/// Nobody else uses the tiles; the step was checked.
+unsafe fn seal_head(
+    at: LayerStep<'_>,
+    run: &SealRun,
+    side: Side,
+    kv_head: usize,
+    scratch: &mut Scratch,
+) -> Result<(), String> {
+    let (from_store, to_store) = (&at.step.stores[run.from_store as usize], &at.step.stores[run.store as usize]);
+    let (from, to) = (from_store.layers[at.layer].side(side), to_store.layers[at.layer].side(side));
+    let (d, filled) = (from.codec.head_dim(), run.filled as usize);
+    let rows = scratch.page(d);
+    // SAFETY: the pages and the head exist by the checks of the step; `rows` has room for a page.
+    unsafe {
+        let tile = from_store.tile(from, run.from_page, kv_head);
+        from.codec.decode_page(tile, 0, filled, rows.as_mut_ptr(), d).map_err(|e| codec_failed("read", from, &e))?;
+        // Only rotates where the exact tokens are kept in another basis.
+        let back = from.codec.transform_output(rows.as_mut_ptr(), filled, d);
+        back.map_err(|e| codec_failed("transform the output of", from, &e))?;
+    }
+    let (written, missing) = rows.split_at_mut(filled * d);
+    missing.chunks_exact_mut(d).for_each(|row| row.copy_from_slice(&written[(filled - 1) * d..]));
+    // SAFETY: as above.
+    unsafe {
+        let tile = to_store.tile(to, run.page, kv_head);
+        to.codec.encode_page(tile, rows.as_ptr(), d).map_err(|e| codec_failed("store", to, &e))
     }
 }
 

@@ -81,6 +81,7 @@ impl GroupWork {
     fn check_writers(&mut self, plan: &GroupPlan) -> Result<(), String> {
         self.written.clear();
         self.written.extend(plan.appends.iter().map(|a| (a.store, a.page)));
+        self.written.extend(plan.seals.iter().map(|s| (s.store, s.page)));
         self.written.sort_unstable();
         match self.written.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(format!("page {} of store {} is written by two runs of one step", pair[0].1, pair[0].0)),
@@ -209,7 +210,7 @@ mod tests {
         workers: usize,
     ) -> GroupWork {
         let mut work = GroupWork::default();
-        work.cut(&GroupPlan { appends: vec![], segments }, queries, n_kv_heads, heads, workers).unwrap();
+        work.cut(&GroupPlan { segments, ..GroupPlan::default() }, queries, n_kv_heads, heads, workers).unwrap();
         work
     }
 
@@ -279,11 +280,11 @@ mod tests {
     fn two_writers_of_a_page_and_missing_heads_are_refused() {
         let run = |rows: Range<u32>, first_slot| AppendRun { rows, store: 1, page: 7, first_slot };
         let mut work = GroupWork::default();
-        let plan = GroupPlan { appends: vec![run(0..1, 0), run(1..2, 1)], segments: vec![] };
+        let plan = GroupPlan { appends: vec![run(0..1, 0), run(1..2, 1)], ..GroupPlan::default() };
         let error = work.cut(&plan, QueryRows::all(&step(&[0, 1])), 1, 1, 1).unwrap_err();
         assert_eq!(error, "page 7 of store 1 is written by two runs of one step");
         let per_head = Segment { pages: PageSet::PerHead(vec![vec![]]), ..segment(0..1, 1, Mask::Full) };
-        let plan = GroupPlan { appends: vec![], segments: vec![per_head] };
+        let plan = GroupPlan { segments: vec![per_head], ..GroupPlan::default() };
         let error = work.cut(&plan, QueryRows::all(&step(&[0])), 2, 1, 1).unwrap_err();
         assert_eq!(error, "segment 0 has 1 lists of pages for 2 KV heads");
     }

@@ -157,6 +157,15 @@ pub trait AttentionKernels: Send + Sync {
     /// The step was checked, and its stores are those of the graph.
     unsafe fn append(&self, worker: Worker<'_>, at: LayerStep<'_>, k: &[f32], v: &[f32]) -> Result<(), String>;
 
+    /// Encodes the pages that the step's plan seals. `append` does so itself where the plan has rows.
+    ///
+    /// # Errors
+    /// One sentence, for example that a codec failed.
+    ///
+    /// # Safety
+    /// As [`append`](Self::append), and the exact tokens of the pages are written.
+    unsafe fn seal(&self, worker: Worker<'_>, at: LayerStep<'_>) -> Result<(), String>;
+
     /// Attention of the step's rows, or of its output rows, over its segments.
     ///
     /// # Errors
@@ -329,6 +338,38 @@ impl Executor {
         let with_logits = selects_logits(&self.graph).then_some(self.with_logits.as_slice());
         let logits = result(self.graph.logits, with_logits.map_or(rows, <[u32]>::len));
         Ok(Outputs { rows, logits, with_logits, hidden: result(self.graph.hidden, rows) })
+    }
+
+    /// Encodes the pages that the plans of a step without rows seal.
+    ///
+    /// # Errors
+    /// When the step contradicts itself or has rows (nothing was written then), or when a codec failed (the pages to
+    /// write are undefined then).
+    pub fn seal(&mut self, step: &Step) -> Result<(), ExecutorError> {
+        self.check(step)?;
+        if !step.tokens.is_empty() {
+            let found = step.tokens.len();
+            return Err(PlanError::Count { what: "rows beside pages that are only sealed", found, expected: 0 }.into());
+        }
+        self.attention.prepare(step, self.pool.workers()).map_err(ExecutorError::Attention)?;
+        let geometries: Vec<KvGeometry> = self.graph.cache_groups().iter().map(|g| g.geometry).collect();
+        let (attention, isa, sizes) = (&*self.attention, self.isa, &self.group_sizes);
+        let failure = Mutex::new(None);
+        self.pool.run(|worker| {
+            for (group, (&geometry, &layers)) in geometries.iter().zip(sizes).enumerate() {
+                for layer in 0..layers {
+                    // SAFETY: the step was checked, and has no rows that are yet to be written.
+                    let done = unsafe { attention.seal(worker, LayerStep { isa, step, group, layer, geometry }) };
+                    if let Err(message) = done {
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(message);
+                    }
+                }
+            }
+        })?;
+        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(message) => Err(ExecutorError::Attention(message)),
+            None => Ok(()),
+        }
     }
 
     fn run_checked(&mut self, step: &Step) -> Result<(), ExecutorError> {

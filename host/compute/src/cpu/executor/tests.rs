@@ -18,6 +18,10 @@ impl AttentionKernels for NoAttention {
         Err("this graph has no cache".into())
     }
 
+    unsafe fn seal(&self, _: Worker<'_>, _: LayerStep<'_>) -> Result<(), String> {
+        Err("this graph has no cache".into())
+    }
+
     unsafe fn attend(&self, _: Worker<'_>, _: LayerStep<'_>, _: &Attend<'_>) -> Result<(), String> {
         Err("this graph has no cache".into())
     }

@@ -43,6 +43,7 @@ fn group(name: &str, window: Option<usize>) -> GroupConfig {
         n_layers: 1,
         k: codec(Side::K),
         v: codec(Side::V),
+        stage: None,
     }
 }
 
