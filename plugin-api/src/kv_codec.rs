@@ -183,32 +183,38 @@ impl<'a> Rows<'a> {
     ///
     /// # Panics
     /// When `data` ends before the last row does.
+    #[inline]
     pub fn new(data: &'a [f32], n: usize, width: usize, stride: usize) -> Self {
         assert!(n == 0 || (stride >= width && data.len() >= (n - 1) * stride + width));
         Rows { data, n, width, stride }
     }
 
     /// Number of rows.
+    #[inline]
     pub fn len(&self) -> usize {
         self.n
     }
 
     /// Values in a row.
+    #[inline]
     pub fn width(&self) -> usize {
         self.width
     }
 
     /// Whether there is no row.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
 
     /// Row `i`.
+    #[inline]
     pub fn row(&self, i: usize) -> &'a [f32] {
         &self.data[i * self.stride..][..self.width]
     }
 
     /// The rows in order.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &'a [f32]> + '_ {
         (0..self.n).map(|i| self.row(i))
     }
@@ -227,27 +233,32 @@ impl<'a> RowsMut<'a> {
     ///
     /// # Panics
     /// When `data` ends before the last row does.
+    #[inline]
     pub fn new(data: &'a mut [f32], n: usize, width: usize, stride: usize) -> Self {
         assert!(n == 0 || (stride >= width && data.len() >= (n - 1) * stride + width));
         RowsMut { data, n, width, stride }
     }
 
     /// Number of rows.
+    #[inline]
     pub fn len(&self) -> usize {
         self.n
     }
 
     /// Values in a row.
+    #[inline]
     pub fn width(&self) -> usize {
         self.width
     }
 
     /// Whether there is no row.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
 
     /// Row `i`.
+    #[inline]
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         &mut self.data[i * self.stride..][..self.width]
     }

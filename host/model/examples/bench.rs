@@ -1,10 +1,12 @@
-//! Speed of a model: prefill of a prompt, and single tokens at given depths, in tokens a second.
+//! Speed of a model: prompts and single tokens at given depths, in tokens a second.
 //!
-//!     bench MODEL [THREADS] [PROMPT] [DEPTH,DEPTH,..] [REPETITIONS]
+//!     bench MODEL [THREADS] [PROMPT] [DEPTH,DEPTH,..] [REPETITIONS] [CODEC,CODEC,..]
 //!
-//! Defaults: all cores, 512 tokens, depths 0 and 2048, 5 repetitions. Prints medians and the best, which
-//! is what counts on a machine that others use, too. Between decoding runs, as many threads read memory as fast as
-//! they can: what a token's weights would take at that speed is the floor of its time, and its share is printed.
+//! Defaults: all cores, 512 tokens, depths 0 and 2048, 5 repetitions, f16. A codec of kv-scalar serves keys and values;
+//! `q8_0/q4_0` is one for each. Codecs take turns, so that all suffer alike from what else the machine does. Prints
+//! medians and the best, which is what counts on a machine that others use, too. Between decoding runs, as many threads
+//! read memory as fast as they can: what a token's weights, keys and values would take at that speed is the floor of its
+//! time, and its share is printed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,6 +17,7 @@ use opencoti_compute::cpu::executor::{Config, Executor};
 use opencoti_kv::{BatchItem, Cache, CacheConfig, GroupConfig, Outputs, SeqId, StateConfig};
 use opencoti_model::Model;
 use opencoti_model::demands::Demands;
+use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::host::{CodecPlugin, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::Side;
 
@@ -30,14 +33,15 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(model: &Model, threads: usize, capacity_tokens: usize) -> Result<Bench> {
+    fn new(model: &Model, threads: usize, capacity_tokens: usize, codecs: &str) -> Result<Bench> {
+        let (k, v) = codecs.split_once('/').unwrap_or((codecs, codecs));
         let plugin = CodecPlugin::new(Instance::create(opencoti_kv_scalar::root(), "{}", Arc::new(NoSink))?)?;
         let mut groups = Vec::new();
         for group in model.graph.cache_groups() {
             groups.push(GroupConfig {
                 name: "kv".to_owned(),
-                k: plugin.open("f16", "{}", Side::K, group.geometry.k_head_dim)?,
-                v: plugin.open("f16", "{}", Side::V, group.geometry.v_head_dim)?,
+                k: plugin.open(k, "{}", Side::K, group.geometry.k_head_dim)?,
+                v: plugin.open(v, "{}", Side::V, group.geometry.v_head_dim)?,
                 geometry: group.geometry,
                 n_layers: group.layers.len(),
                 stage: None,
@@ -46,7 +50,7 @@ impl Bench {
         let cache = Cache::new(CacheConfig {
             groups,
             capacity_tokens,
-            slots: 1,
+            slots: 2,
             recent_sequences: 0,
             step_tokens: STEP,
             rollback_tokens: 1,
@@ -71,10 +75,26 @@ impl Bench {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Tokens a second of `measured` after `depth` other tokens, in steps of `step`.
-    fn speed(&mut self, depth: usize, measured: usize, step: usize) -> Result<f64> {
+    /// Bytes of keys and values that a token at `depth` reads.
+    fn cache_bytes(&self, depth: usize) -> f64 {
+        let of = |group: &GroupConfig| {
+            let tiles = group.k.layout().tile_bytes + group.v.layout().tile_bytes;
+            let seen = group.geometry.window.map_or(depth, |window| depth.min(window));
+            (tiles * group.geometry.n_kv_heads * group.n_layers * seen) as f64 / PAGE_TOKENS as f64
+        };
+        self.cache.config().groups.iter().map(of).sum()
+    }
+
+    /// A sequence of `depth` tokens.
+    fn at_depth(&mut self, depth: usize) -> Result<SeqId> {
         let seq = self.cache.create();
         self.run(seq, &tokens(depth), STEP)?;
+        Ok(seq)
+    }
+
+    /// Tokens a second of `measured` behind those of `base`, `depth` of them, in steps of `step`.
+    fn speed(&mut self, base: SeqId, depth: usize, measured: usize, step: usize) -> Result<f64> {
+        let seq = if depth == 0 { self.cache.create() } else { self.cache.fork(base, depth)? };
         let seconds = self.run(seq, &tokens(measured), step)?;
         self.cache.release(seq)?;
         Ok(measured as f64 / seconds)
@@ -104,7 +124,9 @@ fn tokens(n: usize) -> Vec<u32> {
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [path, rest @ ..] = args.as_slice() else { bail!("bench MODEL [THREADS] [PROMPT] [DEPTHS] [REPETITIONS]") };
+    let [path, rest @ ..] = args.as_slice() else {
+        bail!("bench MODEL [THREADS] [PROMPT] [DEPTHS] [REPETITIONS] [CODECS]")
+    };
     let number = |at: usize, default: usize| match rest.get(at) {
         Some(text) => text.parse().with_context(|| format!("`{text}` is not a number")),
         None => Ok(default),
@@ -116,44 +138,50 @@ fn main() -> Result<()> {
         None => vec![0, 2048],
     };
 
+    let codecs: Vec<&str> = rest.get(4).map_or("f16", String::as_str).split(',').collect();
+
     let model = Model::load(path.as_ref())?;
-    let capacity = depths.iter().max().unwrap_or(&0) + prompt.max(DECODED) + STEP;
-    let mut bench = Bench::new(&model, threads, capacity)?;
-    bench.speed(0, prompt.max(1), STEP)?;
-    let sorted = |mut speeds: Vec<f64>| {
-        speeds.sort_by(f64::total_cmp);
-        speeds
-    };
-    let say = |name: String, speeds: &[f64]| {
-        println!("{name:12} {:9.1} tokens/s, best {:.1}", speeds[repetitions / 2], speeds[repetitions - 1]);
-    };
-    if prompt > 0 {
-        let speeds = (0..repetitions).map(|_| bench.speed(0, prompt, STEP)).collect::<Result<Vec<_>>>()?;
-        say(format!("prefill {prompt}"), &sorted(speeds));
-    }
-    let read = Demands::of(&model.graph, &model.weights).active_bytes as f64;
+    let capacity = 2 * (depths.iter().max().unwrap_or(&0) + prompt.max(DECODED) + STEP);
+    let new = |codecs: &&str| Bench::new(&model, threads, capacity, codecs);
+    let mut benches = codecs.iter().map(new).collect::<Result<Vec<_>>>()?;
+    let weights = Demands::of(&model.graph, &model.weights).active_bytes as f64;
     let buffer: Vec<u64> = (0..BUFFER as u64).collect();
     for depth in depths {
-        let (mut speeds, mut floors, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+        let bases = benches.iter_mut().map(|b| b.at_depth(depth)).collect::<Result<Vec<_>>>()?;
+        let (mut prompts, mut decoded) = (vec![Vec::new(); codecs.len()], vec![Vec::new(); codecs.len()]);
+        let mut bandwidth = Vec::new();
         for _ in 0..repetitions {
-            let floor = read_speed(&buffer, threads) / read;
-            let speed = bench.speed(depth, DECODED, 1)?;
-            shares.push(speed / floor);
-            floors.push(floor);
-            speeds.push(speed);
+            bandwidth.push(read_speed(&buffer, threads));
+            for (i, (bench, &base)) in benches.iter_mut().zip(&bases).enumerate() {
+                if prompt > 0 {
+                    prompts[i].push(bench.speed(base, depth, prompt, STEP)?);
+                }
+                decoded[i].push(bench.speed(base, depth, DECODED, 1)?);
+            }
         }
-        let (floors, shares) = (sorted(floors), sorted(shares));
-        say(format!("decode @{depth}"), &sorted(speeds));
-        println!(
-            "{:12} {:9.1} tokens/s, best {:.1}: {:.0} MB of weights a token at {:.1} GB/s; share {:.0} %, best {:.0} %",
-            "  floor",
-            floors[repetitions / 2],
-            floors[repetitions - 1],
-            read / 1e6,
-            floors[repetitions / 2] * read / 1e9,
-            100.0 * shares[repetitions / 2],
-            100.0 * shares[repetitions - 1],
-        );
+        let (bandwidth, _) = middle(&mut bandwidth);
+        for (i, (bench, base)) in benches.iter_mut().zip(bases).enumerate() {
+            if prompt > 0 {
+                let (median, best) = middle(&mut prompts[i]);
+                println!("{:9} prefill {prompt} @{depth:<5} {median:9.1} tokens/s, best {best:.1}", codecs[i]);
+            }
+            let (median, best) = middle(&mut decoded[i]);
+            let read = weights + bench.cache_bytes(depth);
+            println!(
+                "{:9} decode @{depth:<9} {median:9.1} tokens/s, best {best:.1}; {:.1} MB a token at {:.1} GB/s: {:.0} % of the floor",
+                codecs[i],
+                read / 1e6,
+                bandwidth / 1e9,
+                100.0 * median * read / bandwidth,
+            );
+            bench.cache.release(base)?;
+        }
     }
     Ok(())
+}
+
+/// Median and largest of some speeds.
+fn middle(speeds: &mut [f64]) -> (f64, f64) {
+    speeds.sort_by(f64::total_cmp);
+    (speeds[speeds.len() / 2], speeds[speeds.len() - 1])
 }

@@ -1,13 +1,13 @@
 //! An opened codec.
 
 use opencoti_kv_common::options::no_codec;
-use opencoti_kv_common::tiles::{MAX_HEAD_DIM, as_floats, as_floats_mut};
+use opencoti_kv_common::tiles::MAX_HEAD_DIM;
 use opencoti_kv_common::{Level, Options, block_size, wht};
 use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesOf, CpuTilesVtbl, Scores, ScoresMut};
 use opencoti_plugin_api::kv_codec::{Facts, KvCodec, OpenParams, Rows, RowsMut};
 use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
-use crate::formats::{BLOCK, Bf16, F16, Format, Q4_0, Q5_0, Q5_1, Q6_0, Q8_0};
+use crate::formats::{BLOCK, Bf16, Codes, F16, Floats, Format, Q4_0, Q5_0, Q5_1, Q6_0, Q8_0};
 use crate::kernels::{Kernels, Shape};
 
 /// A format at a head size, rotated or not.
@@ -33,13 +33,13 @@ impl ScalarCodec {
         }
         let rotation = rotation(&params.options)?.then(|| block_size(d));
         let (shape, kernels) = match params.codec.as_str() {
-            F16::NAME => of::<F16>(d, level),
-            Bf16::NAME => of::<Bf16>(d, level),
-            Q8_0::NAME => of::<Q8_0>(d, level),
-            Q6_0::NAME => of::<Q6_0>(d, level),
-            Q5_1::NAME => of::<Q5_1>(d, level),
-            Q5_0::NAME => of::<Q5_0>(d, level),
-            Q4_0::NAME => of::<Q4_0>(d, level),
+            F16::NAME => of_floats::<F16>(d, level),
+            Bf16::NAME => of_floats::<Bf16>(d, level),
+            Q8_0::NAME => of_codes::<Q8_0>(d, level),
+            Q6_0::NAME => of_codes::<Q6_0>(d, level),
+            Q5_1::NAME => of_codes::<Q5_1>(d, level),
+            Q5_0::NAME => of_codes::<Q5_0>(d, level),
+            Q4_0::NAME => of_codes::<Q4_0>(d, level),
             other => return Err(no_codec("kv-scalar", other, crate::CODECS)),
         };
         Ok(ScalarCodec { shape, kernels, rotation })
@@ -60,13 +60,25 @@ impl ScalarCodec {
     }
 }
 
-fn of<F: Format>(head_dim: usize, level: Level) -> (Shape, &'static Kernels) {
-    (Shape::of::<F>(head_dim), Kernels::of::<F>(level))
+fn of_floats<F: Floats>(head_dim: usize, level: Level) -> (Shape, &'static Kernels) {
+    (Shape::of::<F>(head_dim), Kernels::of_floats::<F>(level))
+}
+
+fn of_codes<F: Codes>(head_dim: usize, level: Level) -> (Shape, &'static Kernels) {
+    (Shape::of::<F>(head_dim), Kernels::of_codes::<F>(level))
 }
 
 /// Whether the options ask for a rotation.
 fn rotation(options: &serde_json::Value) -> Result<bool, Error> {
     Options::new(options, "scalar", &["rotation"])?.choice("rotation", &[("none", false), ("hadamard", true)])
+}
+
+/// The ABI promises space for prepared queries that is aligned to 64 bytes; kernels rely on four.
+fn check_aligned(prepared: &[u8]) -> Result<(), Error> {
+    if prepared.as_ptr().cast::<f32>().is_aligned() {
+        return Ok(());
+    }
+    Err(Error::new("the space for prepared queries is not aligned to 64 bytes"))
 }
 
 impl KvCodec for ScalarCodec {
@@ -119,23 +131,28 @@ impl KvCodec for ScalarCodec {
 
 impl CpuTiles for ScalarCodec {
     fn query_bytes(&self) -> usize {
-        self.shape.head_dim * size_of::<f32>()
+        (self.kernels.query_bytes)(&self.shape)
     }
 
     fn prepare_query(&self, rows: Rows, prepared: &mut [u8]) -> Result<(), Error> {
-        let prepared = as_floats_mut(prepared)?;
-        for (to, row) in prepared.chunks_exact_mut(self.shape.head_dim).zip(rows.iter()) {
-            to.copy_from_slice(row);
+        check_aligned(prepared)?;
+        let mut rotated = [0.0; MAX_HEAD_DIM];
+        let rotated = &mut rotated[..self.shape.head_dim];
+        for (to, row) in prepared.chunks_exact_mut(self.query_bytes()).zip(rows.iter()) {
+            rotated.copy_from_slice(row);
             if let Some(block) = self.rotation {
-                wht(to, block);
+                wht(rotated, block);
             }
+            // SAFETY: `open` checked that the processor runs these kernels.
+            unsafe { (self.kernels.prepare)(&self.shape, rotated, to) };
         }
         Ok(())
     }
 
     fn score(&self, prepared: &[u8], tile: &[u8], first_slot: usize, scores: ScoresMut) -> Result<(), Error> {
+        check_aligned(prepared)?;
         // SAFETY: `open` checked that the processor runs these kernels.
-        unsafe { (self.kernels.score)(&self.shape, as_floats(prepared)?, tile, first_slot, scores) };
+        unsafe { (self.kernels.score)(&self.shape, prepared, tile, first_slot, scores) };
         Ok(())
     }
 

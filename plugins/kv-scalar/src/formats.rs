@@ -6,7 +6,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use opencoti_kv_common::isa::Isa;
+use crate::vectors::Vectors;
 
 /// Values in a block.
 pub const BLOCK: usize = 32;
@@ -43,12 +43,24 @@ pub(crate) trait Format: 'static {
 
     /// Encodes a block.
     fn encode(x: &[f32; BLOCK], block: Block);
+}
 
-    /// Decodes a row. Any bytes decode to some values.
+/// A format whose codes are the values.
+pub(crate) trait Floats: Format {
+    /// Values `LANES * part ..` of the block at `p`. Any bytes give some numbers.
     ///
     /// # Safety
-    /// As [`Isa`]; the fields are those of `out.len() / 32` blocks.
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]);
+    /// As [`Vectors`]; a block is readable.
+    unsafe fn values<I: Vectors>(p: *const u8, part: usize) -> I::V;
+}
+
+/// A format of integer codes: a value is `code * scale`, and the minimum on top where there is one.
+pub(crate) trait Codes: Format {
+    /// Codes `2 * LANES * part ..` of the block whose fields start at the pointers, at most 128 in magnitude for any bytes.
+    ///
+    /// # Safety
+    /// As [`Vectors`]; the fields of a block are readable.
+    unsafe fn codes<I: Vectors>(codes: *const u8, high: *const u8, part: usize) -> I::H;
 }
 
 /// The signed value of largest magnitude, the first on a tie; NaNs are passed over.
@@ -82,20 +94,6 @@ fn put_fifth_bits(field: &mut [u8], q: &[u8; BLOCK]) {
     field.copy_from_slice(&bits.to_le_bytes());
 }
 
-/// Blocks of a field.
-#[inline(always)]
-fn blocks<const N: usize>(field: &[u8]) -> &[[u8; N]] {
-    field.as_chunks().0
-}
-
-/// A scale, behind a barrier: without it compilers vectorise the loops below over blocks instead of within one, with
-/// gathers, which takes three times as long.
-#[inline(always)]
-unsafe fn get_half<I: Isa>(bytes: [u8; 2]) -> f32 {
-    // SAFETY: passed on.
-    unsafe { I::half(std::hint::black_box(u16::from_le_bytes(bytes))) }
-}
-
 /// IEEE binary16.
 pub(crate) struct F16;
 /// bfloat16.
@@ -123,11 +121,13 @@ impl Format for F16 {
             *to = h.to_le_bytes();
         }
     }
+}
 
+impl Floats for F16 {
     #[inline(always)]
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]) {
+    unsafe fn values<I: Vectors>(p: *const u8, part: usize) -> I::V {
         // SAFETY: passed on.
-        unsafe { I::halves(row.codes, out) }
+        unsafe { I::half_floats(p.add(2 * I::LANES * part)) }
     }
 }
 
@@ -143,12 +143,13 @@ impl Format for Bf16 {
             *to = h.to_le_bytes();
         }
     }
+}
 
+impl Floats for Bf16 {
     #[inline(always)]
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]) {
-        for (&b, o) in blocks::<2>(row.codes).iter().zip(out) {
-            *o = f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
-        }
+    unsafe fn values<I: Vectors>(p: *const u8, part: usize) -> I::V {
+        // SAFETY: passed on.
+        unsafe { I::bfloats(p.add(2 * I::LANES * part)) }
     }
 }
 
@@ -164,17 +165,13 @@ impl Format for Q8_0 {
             *to = ((v * id).round() as i8).cast_unsigned();
         }
     }
+}
 
+impl Codes for Q8_0 {
     #[inline(always)]
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]) {
-        let fields = blocks::<32>(row.codes).iter().zip(blocks::<2>(row.scale));
-        for (out, (codes, &d)) in out.as_chunks_mut::<BLOCK>().0.iter_mut().zip(fields) {
-            // SAFETY: passed on.
-            let d = unsafe { get_half::<I>(d) };
-            for j in 0..BLOCK {
-                out[j] = f32::from(codes[j].cast_signed()) * d;
-            }
-        }
+    unsafe fn codes<I: Vectors>(codes: *const u8, _high: *const u8, part: usize) -> I::H {
+        // SAFETY: passed on.
+        unsafe { I::signed(codes.add(2 * I::LANES * part)) }
     }
 }
 
@@ -217,28 +214,27 @@ impl Format for Q6_0 {
     fn encode(x: &[f32; BLOCK], mut block: Block) {
         Self::encode_refit(x, &mut block);
     }
+}
 
+impl Codes for Q6_0 {
     #[inline(always)]
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]) {
-        let fields = blocks::<16>(row.codes).iter().zip(blocks::<8>(row.high)).zip(blocks::<2>(row.scale));
-        for (out, ((codes, high), &d)) in out.as_chunks_mut::<BLOCK>().0.iter_mut().zip(fields) {
-            // SAFETY: passed on.
-            let d = unsafe { get_half::<I>(d) };
-            let value = |low: u8, high: u8| f32::from((low | high << 4).cast_signed() - 32) * d;
-            for j in 0..8 {
-                out[j] = value(codes[j] & 15, high[j] & 3);
-                out[j + 8] = value(codes[j + 8] & 15, high[j] >> 4 & 3);
-                out[j + 16] = value(codes[j] >> 4, high[j] >> 2 & 3);
-                out[j + 24] = value(codes[j + 8] >> 4, high[j] >> 6);
-            }
-        }
+    unsafe fn codes<I: Vectors>(codes: *const u8, high: *const u8, part: usize) -> I::H {
+        // SAFETY: passed on.
+        unsafe { I::less(I::or(I::nibbles(codes, part), I::bit_pairs(high, part)), 32) }
     }
 }
 
-/// Code `j` or `j + 16` of a five-bit block, as an integer.
+/// Five-bit codes, from 0.
+///
+/// # Safety
+/// As [`Codes::codes`].
 #[inline(always)]
-fn five_bits(nibble: u8, bits: u32, j: usize) -> i32 {
-    i32::from(nibble) | ((bits >> j & 1) << 4).cast_signed()
+unsafe fn five_bits<I: Vectors>(codes: *const u8, high: *const u8, part: usize) -> I::H {
+    // SAFETY: passed on; the high bits are a word.
+    unsafe {
+        let word = u32::from_le_bytes(high.cast::<[u8; 4]>().read());
+        I::or(I::nibbles(codes, part), I::fifth_bits(word, part))
+    }
 }
 
 impl Format for Q5_1 {
@@ -257,22 +253,13 @@ impl Format for Q5_1 {
         put_nibbles(block.codes, &q);
         put_fifth_bits(block.high, &q);
     }
+}
 
+impl Codes for Q5_1 {
     #[inline(always)]
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]) {
-        let codes = blocks::<16>(row.codes).iter().zip(blocks::<4>(row.high));
-        let fields = codes.zip(blocks::<2>(row.scale).iter().zip(blocks::<2>(row.min)));
-        for (out, ((codes, &high), (&d, &min))) in out.as_chunks_mut::<BLOCK>().0.iter_mut().zip(fields) {
-            // SAFETY: passed on.
-            let (d, min) = unsafe { (get_half::<I>(d), get_half::<I>(min)) };
-            let bits = u32::from_le_bytes(high);
-            for j in 0..16 {
-                out[j] = five_bits(codes[j] & 15, bits, j) as f32 * d + min;
-            }
-            for j in 0..16 {
-                out[j + 16] = five_bits(codes[j] >> 4, bits, j + 16) as f32 * d + min;
-            }
-        }
+    unsafe fn codes<I: Vectors>(codes: *const u8, high: *const u8, part: usize) -> I::H {
+        // SAFETY: passed on.
+        unsafe { five_bits::<I>(codes, high, part) }
     }
 }
 
@@ -289,21 +276,13 @@ impl Format for Q5_0 {
         put_nibbles(block.codes, &q);
         put_fifth_bits(block.high, &q);
     }
+}
 
+impl Codes for Q5_0 {
     #[inline(always)]
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]) {
-        let fields = blocks::<16>(row.codes).iter().zip(blocks::<4>(row.high)).zip(blocks::<2>(row.scale));
-        for (out, ((codes, &high), &d)) in out.as_chunks_mut::<BLOCK>().0.iter_mut().zip(fields) {
-            // SAFETY: passed on.
-            let d = unsafe { get_half::<I>(d) };
-            let bits = u32::from_le_bytes(high);
-            for j in 0..16 {
-                out[j] = (five_bits(codes[j] & 15, bits, j) - 16) as f32 * d;
-            }
-            for j in 0..16 {
-                out[j + 16] = (five_bits(codes[j] >> 4, bits, j + 16) - 16) as f32 * d;
-            }
-        }
+    unsafe fn codes<I: Vectors>(codes: *const u8, high: *const u8, part: usize) -> I::H {
+        // SAFETY: passed on.
+        unsafe { I::less(five_bits::<I>(codes, high, part), 16) }
     }
 }
 
@@ -317,20 +296,13 @@ impl Format for Q4_0 {
         put_half(block.scale, d);
         put_nibbles(block.codes, &codes(x, |v| v * id + 8.5, 15));
     }
+}
 
+impl Codes for Q4_0 {
     #[inline(always)]
-    unsafe fn decode<I: Isa>(row: Row, out: &mut [f32]) {
-        let fields = blocks::<16>(row.codes).iter().zip(blocks::<2>(row.scale));
-        for (out, (codes, &d)) in out.as_chunks_mut::<BLOCK>().0.iter_mut().zip(fields) {
-            // SAFETY: passed on.
-            let d = unsafe { get_half::<I>(d) };
-            for j in 0..16 {
-                out[j] = f32::from((codes[j] & 15).cast_signed() - 8) * d;
-            }
-            for j in 0..16 {
-                out[j + 16] = f32::from((codes[j] >> 4).cast_signed() - 8) * d;
-            }
-        }
+    unsafe fn codes<I: Vectors>(codes: *const u8, _high: *const u8, part: usize) -> I::H {
+        // SAFETY: passed on.
+        unsafe { I::less(I::nibbles(codes, part), 8) }
     }
 }
 

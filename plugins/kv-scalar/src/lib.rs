@@ -23,13 +23,15 @@
 //! `128 * head_dim / 32 * n` bytes long. [`ScalarCodec::ggml_row`] gives a row as ggml lays it out.
 //!
 //! # Kernels
-//! A tile is read once for all query rows: a few tokens are decoded into a buffer of the first-level cache and
-//! multiplied with every row there. Everything is f32 arithmetic, so that fused results equal decode-then-attend up to
-//! the order of sums.
+//! A tile is read once for all query rows: codes come into registers and are multiplied there with up to six rows. f16 and
+//! bf16 are read in f32 arithmetic, so that fused results equal decode-then-attend up to the order of sums. Integer codes are
+//! multiplied with queries and weights that were rounded to 16 bits, which costs half as much: see `kernels/codes.rs` for
+//! what it leaves of accuracy.
 
 mod codec;
 mod formats;
 mod kernels;
+mod vectors;
 
 use opencoti_kv_common::options::no_config;
 use opencoti_plugin_api::export::{About, Plugin};

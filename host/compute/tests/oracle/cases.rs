@@ -25,6 +25,8 @@ const LAYERS: usize = 2;
 pub(crate) const LAYER: usize = 1;
 /// Codecs of the scalar plugin.
 pub(crate) const SCALAR: [&str; 7] = ["f16", "bf16", "q8_0", "q6_0", "q5_1", "q5_0", "q4_0"];
+/// Those of them with integer codes, whose kernels round queries and weights to 16 bits.
+const ROUNDED: [&str; 5] = ["q8_0", "q6_0", "q5_1", "q5_0", "q4_0"];
 /// Token-wise codecs of rotated groups.
 pub(crate) const ROTATED: [&str; 6] = ["turbo2", "turbo3", "turbo4", "turbo8", "turbo2_tcq", "turbo3_tcq"];
 const PAGES: u32 = 8;
@@ -115,6 +117,12 @@ fn graph(geometry: KvGeometry, n_heads: usize) -> Graph {
 }
 
 impl Case {
+    /// Whether some codec's kernels round queries or weights.
+    pub(crate) fn rounds(&self) -> bool {
+        let layers = self.step.stores.iter().flat_map(|s| &s.layers);
+        layers.flat_map(|l| [&l.k, &l.v]).any(|side| ROUNDED.contains(&side.codec.name()))
+    }
+
     fn new(rng: &mut ChaCha8Rng, geometry: KvGeometry, heads: usize, positions: Vec<u32>) -> Case {
         let n_heads = geometry.n_kv_heads * heads;
         let n = positions.len();

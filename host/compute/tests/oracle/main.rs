@@ -23,6 +23,9 @@ use cases::{Case, LAYER};
 const TOLERANCE: f64 = 1e-4;
 /// Of the norm of a row's magnitudes.
 const ROW_TOLERANCE: f64 = 1e-5;
+/// How much more may be off where a codec's kernels round queries and weights to 16 bits: scores that are sums of many
+/// large products move by up to some thousandths, and weights by as much of themselves.
+const ROUNDED: f64 = 20.0;
 
 /// Runs a case's writes and reads on `workers` threads with the kernels of `isa`.
 fn run(case: &Case, attention: &mut Attention, isa: Isa, workers: usize) -> Result<Vec<f32>, String> {
@@ -82,12 +85,13 @@ fn check_rows(case: &Case, rows: QueryRows<'_>, out: &[f32], what: &str) {
     let exact: Vec<_> = (0..rows.count()).flat_map(|i| &all[rows.step_row(i) * width..][..width]).collect();
     assert_eq!(out.len(), exact.len());
     let width = case.geometry.v_head_dim;
+    let tolerance = if case.rounds() { ROUNDED } else { 1.0 };
     for (row, (found, exact)) in out.chunks_exact(width).zip(exact.chunks_exact(width)).enumerate() {
         let norm = exact.iter().map(|e| e.magnitude.powi(2)).sum::<f64>().sqrt();
         for (i, (&found, exact)) in found.iter().zip(exact).enumerate() {
             let error = (f64::from(found) - exact.value).abs();
             assert!(
-                error <= TOLERANCE * exact.magnitude + ROW_TOLERANCE * norm,
+                error <= tolerance * (TOLERANCE * exact.magnitude + ROW_TOLERANCE * norm),
                 "{what}: element {i} of row and head {row} is {found} instead of {} (magnitude {})\n{}",
                 exact.value,
                 exact.magnitude,

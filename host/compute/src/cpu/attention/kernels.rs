@@ -1,4 +1,4 @@
-//! Float kernels of attention on decoded tiles, and the online softmax.
+//! Products of attention on decoded tiles, in f32.
 //!
 //! Vectors never pass through a closure (`map`, `from_fn`): a closure that is not inlined lacks the instruction set's
 //! features and costs more than the arithmetic.
@@ -6,14 +6,11 @@
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{F32x8, F32x16};
 use crate::cpu::simd::{Isa, Lanes, Level, Portable};
-use crate::cpu::vecmath::exp;
 
 /// Tokens whose products are in registers together.
 const QUAD: usize = 4;
 /// Query rows kept in the first-level cache while keys pass.
 const ROW_BLOCK: usize = 16;
-/// Tokens whose values are added to a row at a time.
-const OCTET: usize = 8;
 
 /// Wraps a body in one function per instruction set and one that chooses.
 macro_rules! per_isa {
@@ -46,34 +43,32 @@ macro_rules! per_isa {
     };
 }
 
+pub(super) use per_isa;
+
 per_isa! {
     /// `out[r * stride + t] = q_r . k_t` for `n_tokens` rows of `k`; rows of `q` and `k` are `d` values long and dense.
     scores(q: &[f32], k: &[f32], d: usize, n_tokens: usize, out: &mut [f32], stride: usize)
         = scores_body::<F32x16>, scores_body::<F32x8>, scores_body::<Portable>
 }
 per_isa! {
-    /// `acc_r += sum over t of weights[r * stride + t] * v_t` for `n_tokens` rows of `v`; rows of `v` and `acc` are `d`
-    /// values long and dense.
-    accumulate(weights: &[f32], stride: usize, v: &[f32], d: usize, n_tokens: usize, acc: &mut [f32])
-        = accumulate_body::<F32x16>, accumulate_body::<F32x8>, accumulate_body::<Portable>
+    /// `out += left · right`.
+    add_product(left: Left<'_>, right: &[f32], right_stride: usize, out: &mut [f32], out_stride: usize, size: Size)
+        = add_product_body::<F32x16>, add_product_body::<F32x8>, add_product_body::<Portable>
 }
-per_isa! {
-    /// Turns a row's scores of some keys into weights `exp(s - max)`, and brings what was summed up before to the new
-    /// maximum. `cap` soft-caps the scores first.
-    softmax(scores: &mut [f32], cap: Option<f32>, state: &mut Softmax, acc: &mut [f32])
-        = softmax_body, softmax_body, softmax_body
-}
-
-/// Running maximum and sum of weights of one query row.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Softmax {
-    pub(super) max: f32,
-    pub(super) sum: f32,
+/// The left factor of a product: element `(i, k)` is `data[i * row + k * column]`.
+#[derive(Clone, Copy)]
+pub(super) struct Left<'a> {
+    pub(super) data: &'a [f32],
+    pub(super) row: usize,
+    pub(super) column: usize,
 }
 
-impl Softmax {
-    /// Nothing seen yet.
-    pub(super) const EMPTY: Softmax = Softmax { max: f32::NEG_INFINITY, sum: 0.0 };
+/// Size of a product of an `m × k` with a `k × n` matrix.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
 }
 
 #[inline(always)]
@@ -142,103 +137,127 @@ unsafe fn dots<L: Lanes, const R: usize>(q: [&[f32]; R], k: [&[f32]; QUAD], d: u
 }
 
 #[inline(always)]
-unsafe fn accumulate_body<L: Lanes>(
-    weights: &[f32],
-    stride: usize,
-    v: &[f32],
-    d: usize,
-    n_tokens: usize,
-    acc: &mut [f32],
+unsafe fn add_product_body<L: Lanes>(
+    left: Left<'_>,
+    right: &[f32],
+    right_stride: usize,
+    out: &mut [f32],
+    out_stride: usize,
+    size: Size,
 ) {
-    assert!(v.len() >= n_tokens * d);
-    let whole = n_tokens / OCTET * OCTET;
-    for t in (0..whole).step_by(OCTET) {
-        for (r, acc) in acc.chunks_exact_mut(d).enumerate() {
-            // SAFETY: instruction set by the caller.
-            unsafe { add_weighted::<L, OCTET>(&weights[r * stride + t..], &v[t * d..], acc) }
-        }
+    let Size { m, n, k } = size;
+    if m == 0 || n == 0 || k == 0 {
+        return;
     }
-    for t in whole..n_tokens {
-        for (r, acc) in acc.chunks_exact_mut(d).enumerate() {
-            // SAFETY: instruction set by the caller.
-            unsafe { add_weighted::<L, 1>(&weights[r * stride + t..], &v[t * d..], acc) }
+    assert!(left.data.len() > (m - 1) * left.row + (k - 1) * left.column);
+    assert!(right.len() >= (k - 1) * right_stride + n && out.len() >= (m - 1) * out_stride + n);
+    let mut i = 0;
+    while i < m {
+        let a = &left.data[i * left.row..];
+        macro_rules! rows {
+            ($count:literal, $vectors:literal) => {{
+                // SAFETY: sizes as asserted; instruction set by the caller.
+                unsafe {
+                    let steps = (left.row, left.column, right_stride, out_stride);
+                    row_band::<L, $count, $vectors>(
+                        a.as_ptr(),
+                        right.as_ptr(),
+                        out.as_mut_ptr().add(i * out_stride),
+                        steps,
+                        n,
+                        k,
+                    );
+                }
+                i += $count;
+            }};
         }
-    }
-}
-
-/// `acc += sum of w[t] * v[t]` over `T` tokens.
-#[inline(always)]
-unsafe fn add_weighted<L: Lanes, const T: usize>(w: &[f32], v: &[f32], acc: &mut [f32]) {
-    let d = acc.len();
-    assert!(w.len() >= T && v.len() >= T * d);
-    let whole = d / L::N * L::N;
-    // SAFETY: lengths as asserted; instruction set by the caller.
-    unsafe {
-        let mut lanes = [L::zero(); T];
-        for t in 0..T {
-            lanes[t] = L::splat(w[t]);
-        }
-        for i in (0..whole).step_by(L::N) {
-            let mut sum = L::load(acc.as_ptr().add(i));
-            for t in 0..T {
-                sum = sum.add_product(lanes[t], L::load(v.as_ptr().add(t * d + i)));
-            }
-            sum.store(acc.as_mut_ptr().add(i));
-        }
-    }
-    for i in whole..d {
-        for t in 0..T {
-            acc[i] += w[t] * v[t * d + i];
+        match m - i {
+            1 => rows!(1, 4),
+            2 => rows!(2, 4),
+            3 | 5 => rows!(3, 2),
+            4 | 7 | 8 => rows!(4, 2),
+            _ => rows!(6, 2),
         }
     }
 }
 
+/// `M` rows of a product, `V` vectors of them at a time. `steps` are from row to row and column to column of the left
+/// factor, and from row to row of the right one and the result.
+///
 /// # Safety
-/// None; `unsafe` only to have the type of the other bodies.
+/// The matrices are as large as `n` and `k` say; the processor has the instruction set of `L`.
 #[inline(always)]
-unsafe fn softmax_body(scores: &mut [f32], cap: Option<f32>, state: &mut Softmax, acc: &mut [f32]) {
-    if let Some(cap) = cap {
-        // cap · tanh(s / cap), from the exponential.
-        for s in scores.iter_mut() {
-            *s = cap - 2.0 * cap / (1.0 + exp(2.0 / cap * *s));
+unsafe fn row_band<L: Lanes, const M: usize, const V: usize>(
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    steps: (usize, usize, usize, usize),
+    n: usize,
+    k: usize,
+) {
+    let (row, column, b_step, c_step) = steps;
+    let mut j = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while j + V * L::N <= n {
+            block::<L, M, V>(a, b.add(j), c.add(j), steps, k);
+            j += V * L::N;
+        }
+        while j + L::N <= n {
+            block::<L, M, 1>(a, b.add(j), c.add(j), steps, k);
+            j += L::N;
+        }
+        for j in j..n {
+            for i in 0..M {
+                let mut sum = *c.add(i * c_step + j);
+                for p in 0..k {
+                    sum += *a.add(i * row + p * column) * *b.add(p * b_step + j);
+                }
+                *c.add(i * c_step + j) = sum;
+            }
         }
     }
-    let max = max_of(scores, state.max);
-    if max == f32::NEG_INFINITY {
-        return scores.fill(0.0);
-    }
-    if max > state.max {
-        let factor = exp(state.max - max);
-        acc.iter_mut().for_each(|a| *a *= factor);
-        *state = Softmax { max, sum: state.sum * factor };
-    }
-    let mut sums = [0.0; 16];
-    let (chunks, rest) = scores.as_chunks_mut::<16>();
-    for chunk in chunks {
-        for (s, sum) in chunk.iter_mut().zip(&mut sums) {
-            *s = exp(*s - max);
-            *sum += *s;
-        }
-    }
-    for s in rest {
-        *s = exp(*s - max);
-        state.sum += *s;
-    }
-    state.sum += sums.iter().sum::<f32>();
 }
 
-/// Largest value, at least `start`; in sixteen lanes, which a compiler does not do by itself.
+/// `M` rows and `V` vectors of columns, in registers.
+///
+/// # Safety
+/// As [`row_band`].
 #[inline(always)]
-fn max_of(values: &[f32], start: f32) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (chunks, rest) = values.as_chunks::<16>();
-    let mut lanes = [start; 16];
-    for chunk in chunks {
-        for (max, &v) in lanes.iter_mut().zip(chunk) {
-            *max = larger(*max, v);
+unsafe fn block<L: Lanes, const M: usize, const V: usize>(
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    steps: (usize, usize, usize, usize),
+    k: usize,
+) {
+    let (row, column, b_step, c_step) = steps;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[L::zero(); V]; M];
+        for i in 0..M {
+            for v in 0..V {
+                sums[i][v] = L::load(c.add(i * c_step + v * L::N));
+            }
+        }
+        for p in 0..k {
+            let mut right = [L::zero(); V];
+            for v in 0..V {
+                right[v] = L::load(b.add(p * b_step + v * L::N));
+            }
+            for i in 0..M {
+                let left = L::splat(*a.add(i * row + p * column));
+                for v in 0..V {
+                    sums[i][v] = sums[i][v].add_product(left, right[v]);
+                }
+            }
+        }
+        for i in 0..M {
+            for v in 0..V {
+                sums[i][v].store(c.add(i * c_step + v * L::N));
+            }
         }
     }
-    lanes.iter().chain(rest).fold(start, |a, &b| larger(a, b))
 }
 
 #[cfg(test)]
@@ -250,24 +269,17 @@ mod tests {
     }
 
     #[test]
-    fn products_and_sums_are_right_for_every_width_and_count() {
+    fn products_are_right_for_every_width_and_count() {
         for isa in Isa::available() {
             for d in [8, 20, 64, 80] {
                 for (n_rows, n) in [(1, 1), (2, 7), (3, 8), (17, 9)] {
-                    let (q, k, w) = (values(n_rows * d, 1), values(n * d, 2), values(n_rows * (n + 2), 3));
+                    let (q, k) = (values(n_rows * d, 1), values(n * d, 2));
                     let mut out = vec![0.0; n_rows * (n + 2)];
                     scores(isa, &q, &k, d, n, &mut out, n + 2);
-                    let mut acc = values(n_rows * d, 4);
-                    let start = acc.clone();
-                    accumulate(isa, &w, n + 2, &k, d, n, &mut acc);
                     for r in 0..n_rows {
                         for t in 0..n {
                             let exact: f32 = (0..d).map(|i| q[r * d + i] * k[t * d + i]).sum();
                             assert!((out[r * (n + 2) + t] - exact).abs() < 1e-4);
-                        }
-                        for i in 0..d {
-                            let exact: f32 = (0..n).map(|t| w[r * (n + 2) + t] * k[t * d + i]).sum();
-                            assert!((acc[r * d + i] - start[r * d + i] - exact).abs() < 1e-4);
                         }
                     }
                 }
@@ -276,22 +288,25 @@ mod tests {
     }
 
     #[test]
-    fn softmax_in_pieces_equals_softmax_at_once() {
+    fn blocked_products_add_what_plain_ones_do() {
         for isa in Isa::available() {
-            for cap in [None, Some(1.5f32)] {
-                let scores: Vec<f32> = values(50, 5).iter().map(|v| v * 8.0).collect();
-                let (mut state, mut acc) = (Softmax::EMPTY, [0.0f32]);
-                for piece in [0..1, 1..20, 20..50] {
-                    let mut weights = scores[piece].to_vec();
-                    softmax(isa, &mut weights, cap, &mut state, &mut acc);
-                    acc[0] += weights.iter().sum::<f32>();
+            for n in [1, 8, 20, 64, 83] {
+                for (m, k) in [(1, 1), (2, 7), (3, 8), (5, 3), (13, 9), (32, 64)] {
+                    let (b_step, c_step) = (n + 3, n + 1);
+                    let (b, start) = (values(k * b_step, 2), values(m * c_step, 3));
+                    for (row, column) in [(k + 2, 1), (1, m + 5)] {
+                        let data = values(m * row + k * column, 1);
+                        let mut out = start.clone();
+                        let left = Left { data: &data, row, column };
+                        add_product(isa, left, &b, b_step, &mut out, c_step, Size { m, n, k });
+                        for (at, (found, start)) in out.iter().zip(&start).enumerate() {
+                            let (i, j) = (at / c_step, at % c_step);
+                            let term = |p: usize| data[i * row + p * column] * b[p * b_step + j];
+                            let sum: f32 = if j < n { (0..k).map(term).sum() } else { 0.0 };
+                            assert!((found - start - sum).abs() < 1e-4, "{m}x{k}x{n} at {i}, {j}");
+                        }
+                    }
                 }
-                let capped = |s: f32| cap.map_or(f64::from(s), |c| f64::from(c) * (f64::from(s / c)).tanh());
-                let max = scores.iter().map(|&s| capped(s)).fold(f64::MIN, f64::max);
-                let sum: f64 = scores.iter().map(|&s| (capped(s) - max).exp()).sum();
-                assert!((f64::from(state.max) - max).abs() < 1e-5);
-                assert!((f64::from(state.sum) / sum - 1.0).abs() < 1e-5);
-                assert!((f64::from(acc[0]) / sum - 1.0).abs() < 1e-5);
             }
         }
     }

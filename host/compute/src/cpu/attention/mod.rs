@@ -6,6 +6,7 @@
 
 mod item;
 mod kernels;
+mod softmax;
 mod work;
 
 use std::cell::UnsafeCell;
@@ -16,7 +17,7 @@ use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::kv_codec::Side;
 
 use self::item::{Reader, Scratch};
-use self::kernels::Softmax;
+use self::softmax::Softmax;
 use self::work::{GroupWork, QUERY_ROWS};
 use super::executor::{Attend, AttentionKernels, LayerStep, QueryRows, inputs, output};
 use super::pool::Worker;
@@ -212,7 +213,7 @@ fn merge_row<'a>(parts: impl Iterator<Item = (Softmax, &'a [f32])> + Clone, out:
     let max = parts.clone().fold(f32::NEG_INFINITY, |max, (s, _)| max.max(s.max));
     let mut sum = 0.0;
     for (state, acc) in parts.filter(|(s, _)| s.max > f32::NEG_INFINITY) {
-        let weight = (state.max - max).exp();
+        let weight = (state.max - max).exp2();
         sum += weight * state.sum;
         for (o, a) in out.iter_mut().zip(acc) {
             *o += weight * a;

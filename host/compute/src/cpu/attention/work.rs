@@ -13,7 +13,7 @@ use crate::plan::{GroupPlan, Mask, PageSet, PageSpan, Segment};
 /// Query rows times heads that an item works on together; bounds its scratch.
 pub(super) const QUERY_ROWS: usize = 64;
 /// Items per worker that the cut aims at, so that the last to finish is not far behind.
-const ITEMS_PER_WORKER: u64 = 4;
+const ITEMS_PER_WORKER: u64 = 8;
 
 /// A piece of attention that one worker does alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
