@@ -33,7 +33,7 @@ fn products(c: &mut Criterion) {
         // Such bytes make every float an ordinary one: subnormals would cost more than the product.
         let data: Vec<u8> = (0..ty.row_bytes(COLS).unwrap() * ROWS).map(|_| rng.random_range(48..64)).collect();
         let w = Matrix::new(ty, ROWS, COLS, &data).unwrap();
-        let packed = Packed::of(isa, &w);
+        let packed = Packed::of(isa, &w).unwrap();
         let operand = packed.as_ref().map_or(Operand::Plain(w), Operand::Packed);
         for batch in [1, 8, 64, 512] {
             let floats: Vec<f32> = (0..batch * COLS).map(|_| rng.random_range(-1.0..1.0)).collect();

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod executor;
 pub mod matmul;
+mod memory;
 pub mod pool;
 pub mod recurrent;
 pub mod rope;

@@ -16,6 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use self::compile::Schedule;
 pub(in crate::cpu) use self::compile::{inputs, output};
 use super::matmul::{Packed, Precision, precision};
+use super::memory::Arena;
 use super::pool::{Pool, PoolError, Worker};
 use super::rope::Rotary;
 use super::simd::Isa;
@@ -50,6 +51,9 @@ pub enum ExecutorError {
     /// Keys and values could not be written or read.
     #[error("attention failed: {0}")]
     Attention(String),
+    /// No address space for packed weights.
+    #[error("there is no memory for {bytes} bytes of packed weights: {source}; free some or take a smaller model")]
+    Memory { bytes: usize, source: std::io::Error },
     /// A worker failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -510,16 +514,18 @@ const PACK_BYTES: usize = 1 << 20;
 
 /// Packs the weights of products, on all workers.
 fn pack(isa: Isa, graph: &Graph, weights: &[Weight], pool: &mut Pool) -> Result<Vec<Option<Packed>>, ExecutorError> {
-    let mut packed: Vec<Option<Packed>> = weights.iter().map(|_| None).collect();
+    let mut sizes: Vec<Option<usize>> = vec![None; weights.len()];
     for op in &graph.ops {
         if let Op::MatMul { weight: id, .. } | Op::ExpertMatMul { experts: Experts { stack: id, .. }, .. } = op {
             let w = &weights[id.0 as usize];
-            let slot = &mut packed[id.0 as usize];
-            if slot.is_none() {
-                *slot = Packed::new(isa, w.ty(), w.rows(), w.cols());
-            }
+            sizes[id.0 as usize] = Packed::bytes_for(isa, w.ty(), w.rows(), w.cols());
         }
     }
+    let bytes = sizes.iter().flatten().sum();
+    let mut memory = Arena::new(bytes).map_err(|source| ExecutorError::Memory { bytes, source })?;
+    let mut place =
+        |(w, bytes): (&Weight, Option<usize>)| Some(Packed::new(isa, w.ty(), w.rows(), w.cols(), memory.take(bytes?)));
+    let mut packed: Vec<Option<Packed>> = weights.iter().zip(sizes).map(&mut place).collect();
     let parts = packed.iter_mut().zip(weights).filter_map(|(packed, w)| Some((packed.as_mut()?, w)));
     let queue = Mutex::new(parts.flat_map(|(packed, w)| packed.parts(PACK_BYTES).map(move |part| (part, w.matrix()))));
     pool.run(|_| {

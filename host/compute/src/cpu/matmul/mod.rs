@@ -269,6 +269,7 @@ fn float_panel(w: &Matrix<'_>, first: usize, n: usize, scratch: &mut Scratch) ->
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::cpu::memory::Arena;
     use crate::cpu::pool::Pool;
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
@@ -360,7 +361,7 @@ pub(crate) mod tests {
                 let mut y = vec![f32::NAN; batch * rows];
                 let out = Output::new(&mut y, rows, Some(&bias));
                 // SAFETY: one thread.
-                unsafe { matmul_packed(&Packed::of(isa, &w).unwrap(), &words, 0..rows, 0, out) };
+                unsafe { matmul_packed(&Packed::of(isa, &w).unwrap().unwrap(), &words, 0..rows, 0, out) };
                 for (i, (y, (e, size))) in y.iter().zip(&expected).enumerate() {
                     assert!((f64::from(*y) - e).abs() <= 4e-6 * size.max(1.0), "{ty} {isa:?} element {i}: {y} {e}");
                 }
@@ -377,7 +378,7 @@ pub(crate) mod tests {
             let w = Matrix::new(ty, rows, cols, &data).unwrap();
             for isa in Isa::available() {
                 let (words, _) = quantized(isa, &random_floats(batch * cols, &mut rng), cols);
-                let packed = Packed::of(isa, &w).unwrap();
+                let packed = Packed::of(isa, &w).unwrap().unwrap();
                 let product = |x: &[f32], columns: Range<usize>, y: &mut [f32]| {
                     // SAFETY: one thread.
                     unsafe { matmul_packed(&packed, x, columns, 0, Output::new(y, rows, None)) }
@@ -402,9 +403,9 @@ pub(crate) mod tests {
         let w = Matrix::new(WeightType::Q5_0, rows, cols, &data).unwrap();
         for isa in Isa::available() {
             let (words, _) = quantized(isa, &random_floats(3 * cols, &mut rng), cols);
-            let whole = Packed::of(isa, &w).unwrap();
+            let whole = Packed::of(isa, &w).unwrap().unwrap();
             for (first, n) in [(0, 75), (8, 16), (5, 3), (30, 45), (74, 1)] {
-                let part = Packed::of(isa, &w.part(first, n)).unwrap();
+                let part = Packed::of(isa, &w.part(first, n)).unwrap().unwrap();
                 let (mut found, mut expected) = (vec![f32::NAN; 3 * n], vec![f32::NAN; 3 * n]);
                 // SAFETY: one thread.
                 unsafe {
@@ -423,7 +424,8 @@ pub(crate) mod tests {
         let w = Matrix::new(WeightType::Q6_K, 37, 256, &data).unwrap();
         let isa = Isa::detect();
         let (words, _) = quantized(isa, &random_floats(256, &mut rng), 256);
-        let mut parts = Packed::new(isa, WeightType::Q6_K, 37, 256).unwrap();
+        let bytes = Packed::bytes_for(isa, w.ty(), 37, 256).unwrap();
+        let mut parts = Packed::new(isa, w.ty(), 37, 256, Arena::new(bytes).unwrap().take(bytes));
         assert!(parts.parts(1).count() > 1);
         parts.parts(1).for_each(|mut part| part.fill(&w));
         let product = |packed: &Packed| {
@@ -432,7 +434,7 @@ pub(crate) mod tests {
             unsafe { matmul_packed(packed, &words, 0..37, 0, Output::new(&mut y, 37, None)) };
             y
         };
-        assert_eq!(product(&parts), product(&Packed::of(isa, &w).unwrap()));
+        assert_eq!(product(&parts), product(&Packed::of(isa, &w).unwrap().unwrap()));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::activations::{BLOCK, Layout};
 use super::format::{Codes, Format, IQ4_LEVELS, Minima, Parts, Scales, Scheme, format, put_codes, with_scheme};
 use super::words::{Plain, Words};
 use super::{Matrix, Output};
+use crate::cpu::memory::{Arena, Block, LINE};
 use crate::cpu::simd::{Isa, Lanes, Level};
 use crate::quant::WeightType;
 
@@ -17,11 +18,6 @@ use crate::quant::WeightType;
 const PANEL_BYTES: usize = 192 << 10;
 /// Most rows of a group.
 const MAX_LANES: usize = 16;
-
-/// A cache line, by which packed weights are aligned.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
 
 /// A weight matrix, packed for one instruction set.
 pub struct Packed {
@@ -31,26 +27,32 @@ pub struct Packed {
     isa: Isa,
     lanes: usize,
     group_bytes: usize,
-    data: Vec<Line>,
+    data: Block,
 }
 
 impl Packed {
-    /// Room for `rows` rows of `cols` values, to be filled by [`fill`](Self::fill); `None` for types that are multiplied in
-    /// f32. `cols` is a whole number of the type's blocks.
-    pub fn new(isa: Isa, ty: WeightType, rows: usize, cols: usize) -> Option<Packed> {
-        let format = format(ty)?;
-        assert!(cols.is_multiple_of(format.cols()), "a row of {cols} is not whole blocks of {}", format.cols());
-        let lanes = if isa.level() == Level::Avx512 { 16 } else { 8 };
-        let group_bytes = (cols / format.cols() * format.block_bytes() * lanes).next_multiple_of(size_of::<Line>());
-        let lines = rows.div_ceil(lanes) * group_bytes / size_of::<Line>();
-        Some(Packed { ty, rows, cols, isa, lanes, group_bytes, data: vec![Line([0; 64]); lines] })
+    /// Bytes that `rows` rows of `cols` values take; `None` for types that are multiplied in f32. `cols` is a whole number of
+    /// the type's blocks.
+    pub(in crate::cpu) fn bytes_for(isa: Isa, ty: WeightType, rows: usize, cols: usize) -> Option<usize> {
+        Some(rows.div_ceil(lanes(isa)) * group_bytes(isa, format(ty)?, cols))
     }
 
-    /// The whole of `w`, packed by this thread.
-    pub fn of(isa: Isa, w: &Matrix<'_>) -> Option<Packed> {
-        let mut packed = Packed::new(isa, w.ty(), w.rows(), w.cols())?;
+    /// Such rows in `data`, which has [`bytes_for`](Self::bytes_for) them, to be filled by [`fill`](Part::fill).
+    pub(in crate::cpu) fn new(isa: Isa, ty: WeightType, rows: usize, cols: usize, data: Block) -> Packed {
+        let format = format(ty).expect("only types with a format are packed");
+        assert_eq!(Some(data.len()), Packed::bytes_for(isa, ty, rows, cols), "memory of a packed weight");
+        Packed { ty, rows, cols, isa, lanes: lanes(isa), group_bytes: group_bytes(isa, format, cols), data }
+    }
+
+    /// The whole of `w`, packed by this thread; `None` for types that are multiplied in f32.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn of(isa: Isa, w: &Matrix<'_>) -> std::io::Result<Option<Packed>> {
+        let Some(bytes) = Packed::bytes_for(isa, w.ty(), w.rows(), w.cols()) else { return Ok(None) };
+        let mut packed = Packed::new(isa, w.ty(), w.rows(), w.cols(), Arena::new(bytes)?.take(bytes));
         packed.parts(usize::MAX).for_each(|mut part| part.fill(w));
-        Some(packed)
+        Ok(Some(packed))
     }
 
     /// Storage type.
@@ -75,7 +77,7 @@ impl Packed {
 
     /// Bytes of packed weights.
     pub fn bytes(&self) -> usize {
-        self.data.len() * size_of::<Line>()
+        self.data.len()
     }
 
     /// Parts of about `bytes` bytes that threads can fill independently.
@@ -83,7 +85,7 @@ impl Packed {
         let groups = (bytes / self.group_bytes.max(1)).max(1);
         let (lanes, group_bytes) = (self.lanes, self.group_bytes);
         let step = groups.saturating_mul(group_bytes).max(1);
-        bytes_of(&mut self.data).chunks_mut(step).enumerate().map(move |(i, data)| Part {
+        self.data.chunks_mut(step).enumerate().map(move |(i, data)| Part {
             first_row: i * groups * lanes,
             lanes,
             group_bytes,
@@ -92,13 +94,19 @@ impl Packed {
     }
 
     fn group(&self, g: usize) -> *const u8 {
-        self.data[g * self.group_bytes / size_of::<Line>()..].as_ptr().cast()
+        self.data[g * self.group_bytes..].as_ptr()
     }
 }
 
-fn bytes_of(lines: &mut [Line]) -> &mut [u8] {
-    // SAFETY: a line is 64 plain bytes.
-    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
+/// Rows of a group.
+fn lanes(isa: Isa) -> usize {
+    if isa.level() == Level::Avx512 { 16 } else { 8 }
+}
+
+/// Bytes of a group of rows, whole cache lines.
+fn group_bytes(isa: Isa, format: Format, cols: usize) -> usize {
+    assert!(cols.is_multiple_of(format.cols()), "a row of {cols} is not whole blocks of {}", format.cols());
+    (cols / format.cols() * format.block_bytes() * lanes(isa)).next_multiple_of(LINE)
 }
 
 /// Groups of a packed matrix that are to be filled.
@@ -318,6 +326,10 @@ unsafe fn tile<V: Words, S: Scheme, const T: usize>(group: *const u8, x: *const 
             at = at.add(Bytes::<S>::HEAD * V::ROWS);
             let end = run + Bytes::<S>::RUNS;
             while run < end {
+                // Rows of a batch find the weights in a cache, but the first.
+                if T <= 2 {
+                    prefetch::<V, S>(at);
+                }
                 let sums = if Bytes::<S>::HALVES { layout.sums16 + 2 * run } else { layout.sums32 + run };
                 let rows = Rows {
                     codes: x.add(run * BLOCK / 2).cast(),
@@ -331,6 +343,19 @@ unsafe fn tile<V: Words, S: Scheme, const T: usize>(group: *const u8, x: *const 
             }
         }
         totals
+    }
+}
+
+/// Bytes that weights are fetched ahead of their use: what memory brings in the time it takes to answer.
+const AHEAD: usize = 1024;
+
+/// Fetches what lies [`AHEAD`] of a run that begins at `at`.
+#[inline(always)]
+fn prefetch<V: Words, S: Scheme>(at: *const u8) {
+    let mut line = 0;
+    while line < Bytes::<S>::RUN * V::ROWS {
+        V::prefetch(at.wrapping_add(AHEAD + line));
+        line += LINE;
     }
 }
 

@@ -17,6 +17,10 @@ pub(super) trait Words: Copy {
     /// Weight rows.
     const ROWS: usize;
 
+    /// Fetches the cache line of `p`, which need not be valid.
+    #[inline(always)]
+    fn prefetch(_p: *const u8) {}
+
     /// A vector from memory: four bytes a row.
     ///
     /// # Safety
@@ -221,6 +225,12 @@ mod x86 {
         const ROWS: usize = 8;
 
         #[inline(always)]
+        fn prefetch(p: *const u8) {
+            // SAFETY: SSE is part of every x86-64; a prefetch faults nowhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+
+        #[inline(always)]
         unsafe fn load(p: *const u8) -> Self {
             // SAFETY: AVX2 and 32 bytes.
             Words256(unsafe { _mm256_loadu_si256(p.cast()) })
@@ -321,6 +331,12 @@ mod x86 {
         type Floats = F32x16;
 
         const ROWS: usize = 16;
+
+        #[inline(always)]
+        fn prefetch(p: *const u8) {
+            // SAFETY: SSE is part of every x86-64; a prefetch faults nowhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
 
         #[inline(always)]
         unsafe fn load(p: *const u8) -> Self {
