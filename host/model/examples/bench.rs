@@ -101,16 +101,27 @@ impl Bench {
     }
 }
 
-/// Words of a buffer that no cache holds.
-const BUFFER: usize = 128 << 20;
+/// Bytes of a buffer that no cache holds.
+const BUFFER: usize = 1 << 30;
+
+/// Such a buffer, in huge pages like the weights.
+fn buffer() -> Result<memmap2::MmapMut> {
+    let mut buffer = memmap2::MmapOptions::new().len(BUFFER).map_anon().context("no memory for a buffer of 1 GiB")?;
+    #[cfg(target_os = "linux")]
+    buffer.advise(memmap2::Advice::HugePage)?;
+    buffer.fill(1);
+    Ok(buffer)
+}
 
 /// Bytes a second at which `threads` threads read a buffer once.
-fn read_speed(buffer: &[u64], threads: usize) -> f64 {
+fn read_speed(buffer: &[u8], threads: usize) -> f64 {
+    let (buffer, _) = buffer.as_chunks();
     let start = Instant::now();
     let sum: u64 = std::thread::scope(|scope| {
         let parts = buffer.chunks(buffer.len().div_ceil(threads.max(1)));
-        let readers: Vec<_> =
-            parts.map(|part| scope.spawn(|| part.iter().fold(0u64, |s, v| s.wrapping_add(*v)))).collect();
+        let readers: Vec<_> = parts
+            .map(|part| scope.spawn(|| part.iter().fold(0u64, |s, v| s.wrapping_add(u64::from_le_bytes(*v)))))
+            .collect();
         readers.into_iter().map(|r| r.join().unwrap_or(0)).fold(0, u64::wrapping_add)
     });
     std::hint::black_box(sum);
@@ -145,7 +156,7 @@ fn main() -> Result<()> {
     let new = |codecs: &&str| Bench::new(&model, threads, capacity, codecs);
     let mut benches = codecs.iter().map(new).collect::<Result<Vec<_>>>()?;
     let weights = Demands::of(&model.graph, &model.weights).active_bytes as f64;
-    let buffer: Vec<u64> = (0..BUFFER as u64).collect();
+    let buffer = buffer()?;
     for depth in depths {
         let bases = benches.iter_mut().map(|b| b.at_depth(depth)).collect::<Result<Vec<_>>>()?;
         let (mut prompts, mut decoded) = (vec![Vec::new(); codecs.len()], vec![Vec::new(); codecs.len()]);
