@@ -7,5 +7,6 @@
 pub mod cpu;
 pub mod graph;
 pub mod plan;
-pub mod quant;
 pub mod weights;
+
+pub use opencoti_weights::quant;

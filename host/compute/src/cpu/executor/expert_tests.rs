@@ -7,9 +7,9 @@ use rand_chacha::ChaCha8Rng;
 
 use super::tests::NoAttention;
 use super::*;
-use crate::cpu::matmul::tests::{random_floats, random_rows};
 use crate::graph::{Activation, Experts, GraphBuilder};
 use crate::quant::WeightType;
+use opencoti_weights::samples::{random_floats, random_rows};
 
 const E: usize = 256;
 const F: usize = 256;

@@ -16,13 +16,13 @@ use std::sync::{Mutex, PoisonError};
 use self::compile::Schedule;
 pub(in crate::cpu) use self::compile::{inputs, output};
 use super::matmul::{Packed, Precision, precision};
-use super::memory::Arena;
 use super::pool::{Pool, PoolError, Worker};
 use super::rope::Rotary;
 use super::simd::Isa;
 use crate::graph::{Experts, Graph, KvGeometry, Op, RowIndex, Value, WeightId};
 use crate::plan::{PlanError, Step};
 use crate::weights::Weight;
+use opencoti_weights::memory::Arena;
 
 /// Why an executor could not be made or a step not be run.
 #[derive(Debug, thiserror::Error)]

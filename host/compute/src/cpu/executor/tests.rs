@@ -6,9 +6,9 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::cpu::matmul::tests::{random_floats, random_rows};
 use crate::graph::{Activation, GraphBuilder, Rope, RopePairing, RopeScaling, Value};
 use crate::quant::WeightType;
+use opencoti_weights::samples::{random_floats, random_rows};
 
 /// For graphs without attention.
 pub(super) struct NoAttention;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use opencoti_compute::quant::{WeightType, dequantize_row};
+use opencoti_weights::quant::{WeightType, dequantize_row};
 
 #[test]
 fn every_type_dequantises_as_the_gguf_package_does() {

@@ -3,7 +3,7 @@
 //! A row is kept in one run of f32-sized words, so that it lives in an executor's ordinary buffers: the codes, the
 //! scales, the sums of each 32 values, the sums of each 16. Scales and sums are padded with zeros to whole vectors.
 
-use crate::cpu::simd::{Isa, Level};
+use crate::simd::{Isa, Level};
 
 /// Values with a common scale.
 pub(super) const BLOCK: usize = 32;

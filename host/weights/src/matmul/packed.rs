@@ -10,9 +10,9 @@ use super::activations::{BLOCK, Layout};
 use super::format::{Codes, Format, IQ4_LEVELS, Minima, Parts, Scales, Scheme, format, put_codes, with_scheme};
 use super::words::{Plain, Words};
 use super::{Matrix, Output};
-use crate::cpu::memory::{Arena, Block, LINE};
-use crate::cpu::simd::{Isa, Lanes, Level};
+use crate::memory::{Arena, Block, LINE};
 use crate::quant::WeightType;
+use crate::simd::{Isa, Lanes, Level};
 
 /// Bytes of packed weights that are multiplied with many activation rows in turn: a good part of a usual L2 cache.
 const PANEL_BYTES: usize = 192 << 10;
@@ -33,12 +33,12 @@ pub struct Packed {
 impl Packed {
     /// Bytes that `rows` rows of `cols` values take; `None` for types that are multiplied in f32. `cols` is a whole number of
     /// the type's blocks.
-    pub(in crate::cpu) fn bytes_for(isa: Isa, ty: WeightType, rows: usize, cols: usize) -> Option<usize> {
+    pub fn bytes_for(isa: Isa, ty: WeightType, rows: usize, cols: usize) -> Option<usize> {
         Some(rows.div_ceil(lanes(isa)) * group_bytes(isa, format(ty)?, cols))
     }
 
     /// Such rows in `data`, which has [`bytes_for`](Self::bytes_for) them, to be filled by [`fill`](Part::fill).
-    pub(in crate::cpu) fn new(isa: Isa, ty: WeightType, rows: usize, cols: usize, data: Block) -> Packed {
+    pub fn new(isa: Isa, ty: WeightType, rows: usize, cols: usize, data: Block) -> Packed {
         let format = format(ty).expect("only types with a format are packed");
         assert_eq!(Some(data.len()), Packed::bytes_for(isa, ty, rows, cols), "memory of a packed weight");
         Packed { ty, rows, cols, isa, lanes: lanes(isa), group_bytes: group_bytes(isa, format, cols), data }

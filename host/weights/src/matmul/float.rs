@@ -5,7 +5,7 @@
 //! tile's shape: a row's result does not depend on how many rows come with it.
 
 use super::Output;
-use crate::cpu::simd::{Isa, Lanes, Level, Portable};
+use crate::simd::{Isa, Lanes, Level, Portable};
 
 /// Activation rows in f32: row `t` starts at `t * cols`.
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ pub(super) unsafe fn panel(
 #[target_feature(enable = "avx512f")]
 unsafe fn panel_avx512(weights: *const f32, n: usize, input: FloatInput<'_>, first: usize, out: Output<'_>) {
     // SAFETY: the caller's promises.
-    unsafe { panel_of::<crate::cpu::simd::F32x16, 6>(weights, n, input, first, out) }
+    unsafe { panel_of::<crate::simd::F32x16, 6>(weights, n, input, first, out) }
 }
 
 /// # Safety
@@ -55,7 +55,7 @@ unsafe fn panel_avx512(weights: *const f32, n: usize, input: FloatInput<'_>, fir
 #[target_feature(enable = "avx2,fma")]
 unsafe fn panel_avx2(weights: *const f32, n: usize, input: FloatInput<'_>, first: usize, out: Output<'_>) {
     // SAFETY: the caller's promises.
-    unsafe { panel_of::<crate::cpu::simd::F32x8, 3>(weights, n, input, first, out) }
+    unsafe { panel_of::<crate::simd::F32x8, 3>(weights, n, input, first, out) }
 }
 
 /// Activation tiles outside, so that one stays in L1 while the panel passes by.

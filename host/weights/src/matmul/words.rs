@@ -1,7 +1,7 @@
 //! Vectors of 16-bit words in which packed weights are multiplied, one pair of words a weight row.
 
-use crate::cpu::simd::{Lanes, Portable};
 use crate::quant::f16_to_f32;
+use crate::simd::{Lanes, Portable};
 
 /// A vector of pairs of 16-bit words, one pair for each of [`ROWS`](Words::ROWS) weight rows.
 ///
@@ -210,7 +210,7 @@ pub(super) use x86::{Words256, Words512};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Words;
-    use crate::cpu::simd::{F32x8, F32x16};
+    use crate::simd::{F32x8, F32x16};
     use std::arch::x86_64::*;
 
     /// Eight rows, with AVX2 or, where `VNNI` says so, AVX-VNNI.

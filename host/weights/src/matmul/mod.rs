@@ -25,8 +25,8 @@ pub use packed::{Packed, Part, matmul_packed};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::cpu::simd::Isa;
 use crate::quant::{QuantError, WeightType, dequantize_row};
+use crate::simd::Isa;
 
 /// A weight matrix as the file stores it: `rows` rows of `cols` values, row after row.
 #[derive(Clone, Copy, Debug)]
@@ -267,32 +267,12 @@ fn float_panel(w: &Matrix<'_>, first: usize, n: usize, scratch: &mut Scratch) ->
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::cpu::memory::Arena;
-    use crate::cpu::pool::Pool;
-    use rand::{RngExt, SeedableRng};
+    use crate::memory::Arena;
+    use crate::samples::{random_floats, random_rows};
+    use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
-
-    /// Random bytes whose values are finite and of ordinary size, of any type.
-    pub(crate) fn random_rows(ty: WeightType, rows: usize, cols: usize, rng: &mut ChaCha8Rng) -> Vec<u8> {
-        let (block, len) = (ty.block_bytes(), ty.block_len());
-        let mut values = vec![0.0; len];
-        let mut data = Vec::new();
-        while data.len() < ty.row_bytes(cols).unwrap() * rows {
-            let bytes: Vec<u8> = (0..block).map(|_| rng.random()).collect();
-            dequantize_row(ty, &bytes, &mut values).unwrap();
-            let peak = values.iter().fold(0.0f32, |a, v| if v.is_finite() { a.max(v.abs()) } else { f32::INFINITY });
-            if peak < 4.0 {
-                data.extend(bytes);
-            }
-        }
-        data
-    }
-
-    pub(crate) fn random_floats(n: usize, rng: &mut ChaCha8Rng) -> Vec<f32> {
-        (0..n).map(|_| rng.random_range(-1.0..1.0)).collect()
-    }
 
     /// `x·Wᵀ + b` in f64, and the sum of the magnitudes of its terms, which scales the error of any f32 sum.
     fn reference(w: &Matrix<'_>, x: &[f32], bias: &[f32]) -> Vec<(f64, f64)> {
@@ -467,15 +447,16 @@ pub(crate) mod tests {
         let w = Matrix::new(WeightType::Q8_0, rows, cols, &data).unwrap();
         let x = random_floats(4 * cols, &mut rng);
         let isa = Isa::detect();
-        let run = |workers| {
+        let run = |workers: usize| {
             let mut y = vec![f32::NAN; 4 * rows];
             let out = Output::new(&mut y, rows, None);
-            let product = |worker: crate::cpu::pool::Worker<'_>| {
-                let columns = worker.share(rows, 4);
-                // SAFETY: shares are disjoint.
-                unsafe { matmul_float(isa, &w, &x, columns, out, &mut Scratch::default()) };
-            };
-            Pool::new(workers).unwrap().run(product).unwrap();
+            std::thread::scope(|scope| {
+                for worker in 0..workers {
+                    let (x, columns) = (&x, rows * worker / workers..rows * (worker + 1) / workers);
+                    // SAFETY: shares are disjoint.
+                    scope.spawn(move || unsafe { matmul_float(isa, &w, x, columns, out, &mut Scratch::default()) });
+                }
+            });
             y
         };
         assert_eq!(run(1), run(3));

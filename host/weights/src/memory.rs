@@ -9,12 +9,12 @@ use std::sync::Arc;
 use memmap2::{MmapOptions, MmapRaw};
 
 /// Bytes of a cache line, by which blocks are aligned.
-pub(super) const LINE: usize = 64;
+pub const LINE: usize = 64;
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A mapping that is given away block by block.
-pub(super) struct Arena {
+pub struct Arena {
     map: Arc<MmapRaw>,
     next: usize,
 }
@@ -24,7 +24,7 @@ impl Arena {
     ///
     /// # Errors
     /// When the system has no address space for it.
-    pub(super) fn new(bytes: usize) -> std::io::Result<Arena> {
+    pub fn new(bytes: usize) -> std::io::Result<Arena> {
         let len = bytes.checked_add(HUGE_PAGE).ok_or_else(|| std::io::Error::other("no such size"))?;
         let map = MmapOptions::new().len(len).map_anon()?;
         // Without huge pages everything works, a little slower; not every system can say which it gives.
@@ -36,7 +36,7 @@ impl Arena {
     }
 
     /// The next `bytes` bytes, which must be left.
-    pub(super) fn take(&mut self, bytes: usize) -> Block {
+    pub fn take(&mut self, bytes: usize) -> Block {
         let start = self.next;
         self.next += bytes.next_multiple_of(LINE);
         assert!(self.next <= self.map.len(), "an arena is made for its blocks");
@@ -45,7 +45,7 @@ impl Arena {
 }
 
 /// A part of an [`Arena`], aligned to [`LINE`].
-pub(super) struct Block {
+pub struct Block {
     map: Arc<MmapRaw>,
     start: usize,
     len: usize,

@@ -151,7 +151,7 @@ macro_rules! schemes {
                 match $ty {
                     $(
                         crate::quant::WeightType::$name => {
-                            type $scheme = crate::cpu::matmul::format::$name;
+                            type $scheme = crate::matmul::format::$name;
                             $body
                         }
                     )+
