@@ -97,28 +97,15 @@ mod x86 {
     unsafe impl Product for Avx2 {
         #[inline(always)]
         unsafe fn unpack<const BITS: usize>(row: &[u8], codes: &mut [u8]) {
-            // The narrowest plane is one of single bits, whose vectors must be whole.
-            if BITS == 8 || !codes.len().is_multiple_of(64) {
-                return unpack::<BITS>(row, codes);
-            }
-            let n = codes.len();
-            // SAFETY: features by the caller; planes are as `pack` says.
+            // SAFETY: features by the caller; the lengths are those of the row.
             unsafe {
-                match BITS {
-                    2 => plane::<2, 0>(row, codes),
-                    3 => {
-                        plane::<2, 0>(&row[..n / 4], codes);
-                        plane::<1, 2>(&row[n / 4..], codes);
-                    }
-                    4 => plane::<4, 0>(row, codes),
-                    5 => {
-                        plane::<4, 0>(&row[..n / 2], codes);
-                        plane::<1, 4>(&row[n / 2..], codes);
-                    }
-                    _ => {
-                        plane::<4, 0>(&row[..n / 2], codes);
-                        plane::<2, 4>(&row[n / 2..], codes);
-                    }
+                match (BITS, codes.len()) {
+                    (8, _) => unpack::<BITS>(row, codes),
+                    // Of nibbles the compiler makes good vectors itself, once it knows their number.
+                    (4, 128) => unpack::<BITS>(&row[..64], &mut codes[..128]),
+                    (_, 128) => unpack_fixed::<BITS, 128, 16>(row, codes),
+                    (_, 64) => unpack_fixed::<BITS, 64, 8>(row, codes),
+                    _ => unpack::<BITS>(row, codes),
                 }
             }
         }
@@ -147,26 +134,52 @@ mod x86 {
         }
     }
 
-    /// Puts a plane of `WIDTH` bits to bit `SHIFT` of the codes, eight bytes of it at a time; the first plane of a row sets
-    /// the other bits to zero.
+    /// Unpacks a row of `N` codes, `STEP` at a time: 16, or 8 where the planes of single bits are no longer.
     #[inline(always)]
-    unsafe fn plane<const WIDTH: usize, const SHIFT: i32>(plane: &[u8], codes: &mut [u8]) {
-        assert!(codes.len() * WIDTH == plane.len() * 8 && plane.len().is_multiple_of(8));
+    unsafe fn unpack_fixed<const BITS: usize, const N: usize, const STEP: usize>(row: &[u8], codes: &mut [u8]) {
+        assert!(row.len() == N * BITS / 8 && codes.len() == N && N / 8 >= STEP);
         // SAFETY: the assertion bounds every access; features by the caller.
         unsafe {
-            let mask = _mm_set1_epi8(((1u16 << WIDTH) - 1) as i8);
-            for at in (0..plane.len()).step_by(8) {
-                let bytes = _mm_loadl_epi64(plane.as_ptr().add(at).cast());
-                for part in 0..8 / WIDTH {
-                    let to = codes.as_mut_ptr().add(part * plane.len() + at);
-                    let by = _mm_cvtsi32_si128((part * WIDTH) as i32);
-                    let mut bits = _mm_slli_epi16::<SHIFT>(_mm_and_si128(_mm_srl_epi16(bytes, by), mask));
-                    if SHIFT > 0 {
-                        bits = _mm_or_si128(bits, _mm_loadl_epi64(to.cast()));
-                    }
-                    _mm_storel_epi64(to.cast(), bits);
+            for column in (0..N).step_by(STEP) {
+                let row = row.as_ptr();
+                let bits = match BITS {
+                    2 => field::<2, 0, N, STEP>(row, column),
+                    4 => field::<4, 0, N, STEP>(row, column),
+                    3 => _mm_or_si128(
+                        field::<2, 0, N, STEP>(row, column),
+                        field::<1, 2, N, STEP>(row.add(N / 4), column),
+                    ),
+                    5 => _mm_or_si128(
+                        field::<4, 0, N, STEP>(row, column),
+                        field::<1, 4, N, STEP>(row.add(N / 2), column),
+                    ),
+                    _ => _mm_or_si128(
+                        field::<4, 0, N, STEP>(row, column),
+                        field::<2, 4, N, STEP>(row.add(N / 2), column),
+                    ),
+                };
+                match STEP {
+                    16 => _mm_storeu_si128(codes.as_mut_ptr().add(column).cast(), bits),
+                    _ => _mm_storel_epi64(codes.as_mut_ptr().add(column).cast(), bits),
                 }
             }
+        }
+    }
+
+    /// Bits `SHIFT .. SHIFT + WIDTH` of the codes of `STEP` columns, from their plane.
+    #[inline(always)]
+    unsafe fn field<const WIDTH: usize, const SHIFT: i32, const N: usize, const STEP: usize>(
+        plane: *const u8,
+        column: usize,
+    ) -> __m128i {
+        let bytes = N * WIDTH / 8;
+        // SAFETY: `STEP` bytes of the plane, which is a multiple of them long; features by the caller.
+        unsafe {
+            let from = plane.add(column % bytes);
+            let values = if STEP == 16 { _mm_loadu_si128(from.cast()) } else { _mm_loadl_epi64(from.cast()) };
+            let by = _mm_cvtsi32_si128((column / bytes * WIDTH) as i32);
+            let mask = _mm_set1_epi8(((1u16 << WIDTH) - 1) as i8);
+            _mm_slli_epi16::<SHIFT>(_mm_and_si128(_mm_srl_epi16(values, by), mask))
         }
     }
 
