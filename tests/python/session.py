@@ -5,7 +5,7 @@
 Starts the server with the chat model on a free port, drives every OpenAI and Anthropic route that exists, and stops it by
 POST /shutdown; completes with the base model, which has no chat template of its own; and talks with the scripted model, which
 says what it is told. Texts of the real models are never compared with expected texts: a small model says what it says. Shapes,
-counts, orders and constraints are.
+counts, orders and constraints are. Pools are driven by the package in clients/python, with LangChain and LangGraph.
 """
 
 import json
@@ -17,6 +17,7 @@ import time
 import openai
 
 import messages
+import pools
 import responses
 import scripted
 from harness import KEY, check, get, passed, refused, serve
@@ -59,6 +60,7 @@ def main():
 
     serve([*command, chat_model], all_surfaces)
     serve([*command, base_model, "--cache-type-k", "q8_0", "--cache-type-v", "q8_0"], base_session)
+    serve([*command, chat_model, "--polykv-max-pools", "4"], pools.session)
     serve([scripted_binary, chat_model, "PORT"], scripted.session)
     print(f"{len(passed)} passed, 0 failed")
 

@@ -14,7 +14,7 @@ use opencoti_compute::graph::KvGeometry;
 use opencoti_compute::plan::{PageSet, Step};
 use opencoti_engine::StepBudget;
 use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling, Ranking};
-use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
+use opencoti_engine::engine::{Elastic, EngineConfig, EngineParts, ModelKind, spawn};
 use opencoti_engine::runner::{StepOutputs, StepRunner};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::vocab::Vocab;
@@ -160,8 +160,12 @@ pub fn engine(model: &Path) -> Result<EngineHandle> {
     let parts = EngineParts {
         config: EngineConfig {
             n_slots: N_SLOTS,
+            open_slots: N_SLOTS,
+            elastic: Elastic::default(),
+            reserve_context: false,
             n_ctx: N_CTX,
             max_queue: 64,
+            max_pools: 0,
             budget: StepBudget { n_batch: N_BATCH, prefill_chunk: 128, max_outputs: 64 },
             pooling: Pooling::Mean,
             model: ModelKind::Generator,
@@ -189,6 +193,7 @@ fn cache() -> Result<Cache> {
         groups: vec![group],
         capacity_tokens: N_SLOTS * N_CTX,
         slots: N_SLOTS + 1,
+        window_sequences: None,
         recent_sequences: 8,
         step_tokens: N_BATCH,
         rollback_tokens: 1,
@@ -219,6 +224,8 @@ fn info(tokenizer: Arc<Tokenizer>) -> Result<EngineInfo> {
         default_sampling: SamplingParams::default(),
         default_n_predict: Some(512),
         max_queue: 64,
+        max_pools: 0,
+        kv_unified: true,
         pooling: Pooling::Mean,
         generates: true,
         ranking: Ranking::Cosine,

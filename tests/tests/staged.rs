@@ -76,6 +76,7 @@ impl Runner {
             groups: model.graph.cache_groups().into_iter().enumerate().map(group).collect(),
             capacity_tokens: 8192,
             slots: 4,
+            window_sequences: None,
             recent_sequences: 4,
             step_tokens: MAX_ROWS,
             rollback_tokens: 16,

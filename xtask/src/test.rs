@@ -57,8 +57,8 @@ pub fn fuzz(args: &[String]) -> Result<()> {
     cache::run(cargo().args(["run", "--profile", "ci", "--package", "opencoti-fuzz", "--quiet", "--"]).args(args))
 }
 
-/// The scripted sessions of the OpenAI and Anthropic Python clients, against the server and against the scripted model, whose
-/// program the tests have built beside the host's.
+/// The scripted sessions of the OpenAI and Anthropic Python clients, and of the project's own with LangChain and LangGraph, against
+/// the server and against the scripted model, whose program the tests have built beside the host's.
 fn clients(folder: &Path, models: &[PathBuf]) -> Result<()> {
     let python = python::environment("tests/python/requirements.txt")?;
     let script = cache::workspace().join("tests/python/session.py");

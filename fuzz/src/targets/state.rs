@@ -44,6 +44,7 @@ fn cache() -> Option<Cache> {
         groups: vec![group("kv", None)?, group("swa", Some(64))?],
         capacity_tokens: 1024,
         slots: 2,
+        window_sequences: None,
         recent_sequences: 1,
         step_tokens: 512,
         rollback_tokens: 1,

@@ -9,11 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use opencoti_kv::PrefixNode;
 use opencoti_model::chat::ChatTemplate;
 use opencoti_model::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::pools::{Capacity, Capture, MakePool, PoolChange, PoolCommand, PoolId, PoolInfo, PoolList, Rates};
 use crate::sampling::SamplingParams;
+use crate::trace::StepTrace;
 
 /// Identifies a request for as long as the server lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -34,6 +37,15 @@ pub enum Constraint {
 
 /// Why a field of the request named in an [`EngineError::Invalid`] is the one at fault: the field's path in the body.
 pub type FieldPath = String;
+
+/// A sequence whose beginning a request asks to share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedSlot {
+    /// The slot that runs it or ran it last.
+    pub slot: u32,
+    /// How many of its tokens.
+    pub tokens: u32,
+}
 
 /// One generation request, already tokenised.
 #[derive(Clone, Debug)]
@@ -58,6 +70,14 @@ pub struct GenerateRequest {
     pub cache_prompt: bool,
     /// Session for slot affinity.
     pub session_id: Option<String>,
+    /// Pool that the prompt begins with; as much of it is shared as the two have in common.
+    pub pool: Option<PoolId>,
+    /// Another sequence that the prompt begins with.
+    pub shared_slot: Option<SharedSlot>,
+    /// Makes a pool of the prompt; answered by [`Event::Pool`].
+    pub make_pool: Option<MakePool>,
+    /// Goes first of those that wait; equals in the order in which they came.
+    pub priority: i32,
     /// Asks admission to let it in anyway.
     pub overcommit: bool,
     /// Minimal indentation of generated lines (native `n_indent`); 0 for off.
@@ -133,8 +153,8 @@ pub enum Event {
         index: u32,
         /// Slot.
         id_slot: u32,
-        /// Admission let it in although the cache is saturated (a warning header).
-        saturated: bool,
+        /// What its client should know at once.
+        notice: Notice,
     },
     /// Prefill so far.
     Progress {
@@ -169,10 +189,23 @@ pub enum Event {
         /// Times so far.
         timings: Timings,
     },
+    /// The pool that was asked for is there; the end of the request.
+    Pool(Box<PoolInfo>),
     /// The end of one choice.
     Done(Finish),
     /// The end of the request by an error.
     Failed(EngineError),
+}
+
+/// What is known of a request when it gets its slot.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Notice {
+    /// What was short, a store or a pool, when admission let it in all the same.
+    pub saturated: Option<String>,
+    /// How many more sessions its pool may take, where that is enforced.
+    pub sessions_remaining: Option<u32>,
+    /// Tokens a second of its session so far; `None` before they are known.
+    pub session_tps: Option<f32>,
 }
 
 /// The end of a choice.
@@ -192,6 +225,8 @@ pub struct Finish {
     pub tokens_cached: u32,
     /// Seed that was used (drawn when the request asked for a random one).
     pub seed: u64,
+    /// Tokens a second of its session; 0 before they are known.
+    pub session_tps: f32,
     /// Times.
     pub timings: Timings,
 }
@@ -277,9 +312,12 @@ pub enum EngineError {
     /// This model or build can't (501).
     #[error("{0}")]
     Unsupported(String),
-    /// No such slot, file or request (404).
+    /// No such slot, file, pool or request (404).
     #[error("{0}")]
     NotFound(String),
+    /// The state of the server does not allow it (409).
+    #[error("{0}")]
+    Conflict(String),
     /// The request's deadline passed (408).
     #[error("{0}")]
     TimedOut(String),
@@ -301,6 +339,10 @@ pub struct SlotInfo {
     pub n_cached: u32,
     /// Session bound to it.
     pub session_id: Option<String>,
+    /// Pool of that session.
+    pub pool: Option<PoolId>,
+    /// Tokens of its sequence that are those of the pool.
+    pub n_pool_shared: u32,
 }
 
 /// What a slot is doing.
@@ -437,6 +479,10 @@ pub struct EngineInfo {
     pub default_n_predict: Option<u32>,
     /// Most requests that may wait.
     pub max_queue: u32,
+    /// Most pools at a time; 0 when there are none.
+    pub max_pools: u32,
+    /// Whether sequences share all cells; otherwise each has its context reserved.
+    pub kv_unified: bool,
     /// Pooling of embeddings where a request says nothing.
     pub pooling: Pooling,
     /// Blocks of the model that run twice; `None` if none do.
@@ -463,6 +509,12 @@ pub enum Command {
     RestoreSlot(u32, PathBuf, oneshot::Sender<Result<SlotFile, EngineError>>),
     /// Drop a slot's sequence.
     EraseSlot(u32, oneshot::Sender<Result<SlotFile, EngineError>>),
+    /// The prefixes that the cache holds.
+    Prefixes(oneshot::Sender<Vec<PrefixNode>>),
+    /// What the last steps did.
+    Trace(oneshot::Sender<Vec<StepTrace>>),
+    /// Make, show or change pools.
+    Pool(PoolCommand),
     /// Numbers of the moment.
     Stats(oneshot::Sender<Stats>),
     /// Refuse new work, end what runs within the given time, then leave the thread.
@@ -541,6 +593,59 @@ impl EngineHandle {
     /// Drops a slot's sequence.
     pub async fn erase_slot(&self, slot: u32) -> Result<SlotFile, EngineError> {
         self.ask(|reply| Command::EraseSlot(slot, reply)).await?
+    }
+
+    /// Makes a pool of a request's prompt, which must have [`GenerateRequest::make_pool`].
+    pub async fn make_pool(&self, request: GenerateRequest) -> Result<PoolInfo, EngineError> {
+        let mut generation = self.generate(request)?;
+        loop {
+            match generation.events.recv().await {
+                Some(Event::Pool(info)) => return Ok(*info),
+                Some(Event::Failed(error)) => return Err(error),
+                Some(_) => {}
+                None => return Err(gone()),
+            }
+        }
+    }
+
+    /// Makes a pool of what a sequence has computed.
+    pub async fn capture_pool(&self, capture: Capture) -> Result<PoolInfo, EngineError> {
+        self.ask(|reply| Command::Pool(PoolCommand::Capture(capture, reply))).await?
+    }
+
+    /// All pools.
+    pub async fn pools(&self) -> Result<PoolList, EngineError> {
+        self.ask(|reply| Command::Pool(PoolCommand::List(reply))).await
+    }
+
+    /// One pool.
+    pub async fn pool(&self, id: PoolId) -> Result<PoolInfo, EngineError> {
+        self.ask(|reply| Command::Pool(PoolCommand::Get(id, reply))).await?
+    }
+
+    /// Changes a pool and shows it.
+    pub async fn change_pool(&self, id: PoolId, change: PoolChange) -> Result<PoolInfo, EngineError> {
+        self.ask(|reply| Command::Pool(PoolCommand::Change(id, change, reply))).await?
+    }
+
+    /// Whether a pool can take a session that will use so many tokens.
+    pub async fn pool_capacity(&self, id: PoolId, expected: Option<u64>) -> Result<Capacity, EngineError> {
+        self.ask(|reply| Command::Pool(PoolCommand::Capacity(id, expected, reply))).await?
+    }
+
+    /// The rates of all sessions.
+    pub async fn rates(&self) -> Result<Rates, EngineError> {
+        self.ask(|reply| Command::Pool(PoolCommand::Rates(reply))).await
+    }
+
+    /// The tree of prefixes that the cache holds.
+    pub async fn prefixes(&self) -> Result<Vec<PrefixNode>, EngineError> {
+        self.ask(Command::Prefixes).await
+    }
+
+    /// What the last steps did, oldest first.
+    pub async fn trace(&self) -> Result<Vec<StepTrace>, EngineError> {
+        self.ask(Command::Trace).await
     }
 
     /// Numbers of the moment.

@@ -11,10 +11,12 @@ mod compiler;
 pub mod constraint;
 pub mod engine;
 mod metrics;
+pub mod pools;
 pub mod runner;
 pub mod sampling;
 mod scheduler;
 pub mod text;
+pub mod trace;
 pub mod vocab;
 
 pub use scheduler::StepBudget;

@@ -14,7 +14,8 @@ use opencoti_engine::StepBudget;
 use opencoti_engine::api::{
     EmbedRequest, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling, Ranking, TokenProbs,
 };
-use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
+use opencoti_engine::engine::{Elastic, EngineConfig, EngineParts, ModelKind, spawn};
+use opencoti_engine::pools::{MakePool, PoolChange, PoolId};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::vocab::Vocab;
 use opencoti_kv::{Cache, CacheConfig, GroupConfig, ModelFingerprint, StateConfig};
@@ -25,9 +26,12 @@ use opencoti_plugin_api::conformance::reference::PlainRows;
 use opencoti_plugin_api::export::{About, Plugin, kv_codec_root};
 use opencoti_plugin_api::host::{AdmissionPlugin, CodecPlugin, Host, Instance, NoSink};
 use opencoti_plugin_api::kv_codec::{CodecName, Facts, KvCodec, KvCodecs, OpenParams, Rows, RowsMut, Side};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 const MODELS: [&str; 2] = ["llama-head-96", "gemma3"];
 const N_SLOTS: usize = 8;
+const N_POOLS: usize = 2;
 const N_CTX: usize = 256;
 const N_BATCH: usize = 64;
 
@@ -130,6 +134,8 @@ fn info(model: &Model) -> EngineInfo {
         default_sampling: SamplingParams::default(),
         default_n_predict: None,
         max_queue: 100,
+        max_pools: 0,
+        kv_unified: true,
         pooling: Pooling::Mean,
         generates: true,
         ranking: Ranking::None,
@@ -146,13 +152,14 @@ fn engine_with(name: &str, capacity: usize, codecs: &CodecPlugin) -> (EngineHand
     let cache = Cache::new(CacheConfig {
         groups: groups(&model, codecs),
         capacity_tokens: capacity,
-        slots: N_SLOTS + 1,
+        slots: N_SLOTS + 1 + N_POOLS,
+        window_sequences: None,
         recent_sequences: 4,
         step_tokens: N_BATCH,
         rollback_tokens: 1,
         whole_texts: false,
         snapshots: 0,
-        states: StateConfig::of(&model.graph),
+        states: StateConfig { idle_planes: 8, ..StateConfig::of(&model.graph) },
     });
     let config = Config { threads: 2, max_rows: N_BATCH, max_outputs: N_BATCH };
     let attention = Box::new(Attention::new(&model.graph));
@@ -161,8 +168,12 @@ fn engine_with(name: &str, capacity: usize, codecs: &CodecPlugin) -> (EngineHand
     let parts = EngineParts {
         config: EngineConfig {
             n_slots: N_SLOTS,
+            open_slots: N_SLOTS,
+            elastic: Elastic::default(),
+            reserve_context: false,
             n_ctx: N_CTX,
             max_queue: 100,
+            max_pools: N_POOLS,
             budget: StepBudget { n_batch: N_BATCH, prefill_chunk: 32, max_outputs: N_BATCH },
             pooling: Pooling::Mean,
             model: ModelKind::Generator,
@@ -194,6 +205,10 @@ fn request(prompt: Vec<u32>, n_predict: u32) -> GenerateRequest {
         id_slot: None,
         cache_prompt: true,
         session_id: None,
+        pool: None,
+        shared_slot: None,
+        make_pool: None,
+        priority: 0,
         overcommit: false,
         n_indent: 0,
         t_max_predict: None,
@@ -223,7 +238,7 @@ async fn answer(engine: &EngineHandle, request: GenerateRequest) -> Result<Answe
             Event::PromptLogprobs { probs, .. } => prompt = probs,
             Event::Done(finish) => return Ok(Answer { tokens, probs, prompt, finish }),
             Event::Failed(error) => return Err(error),
-            Event::Started { .. } | Event::Progress { .. } => {}
+            Event::Started { .. } | Event::Progress { .. } | Event::Pool(_) => {}
         }
     }
     panic!("the events ended without an end");
@@ -301,6 +316,80 @@ fn the_same_seed_gives_the_same_tokens_and_a_cached_prompt_the_same_probabilitie
         assert!(difference.abs() < 1e-3, "{difference}");
         stop(engine, thread).await;
     });
+}
+
+/// A tree of prompts: a root, a branch off it at some token, and leaves on both.
+fn tree(random: &mut ChaCha8Rng) -> (Vec<u32>, Vec<u32>, Vec<Vec<u32>>) {
+    let mut some = |least: usize, most: usize| {
+        let (seed, n) = (random.random_range(0..u32::MAX), random.random_range(least..most));
+        prompt(seed, n)
+    };
+    let root = some(20, 120);
+    let grown = some(5, 40);
+    let leaves: Vec<Vec<u32>> = (0..4).map(|_| some(2, 30)).collect();
+    let at = random.random_range(1..=root.len());
+    let branch = [&root[..at], &grown].concat();
+    let whole = |(i, own): (usize, &Vec<u32>)| [if i < 2 { &root[..] } else { &branch }, own].concat();
+    let leaves = leaves.iter().enumerate().map(whole).collect();
+    (root, branch, leaves)
+}
+
+/// Pools of a tree's inner nodes.
+async fn pools(engine: &EngineHandle, root: &[u32], branch: &[u32]) -> Vec<PoolId> {
+    let make = |tokens: &[u32], parent| {
+        let make_pool = Some(MakePool { parent, ..MakePool::default() });
+        engine.make_pool(GenerateRequest { make_pool, ..request(tokens.to_vec(), 0) })
+    };
+    let at = root.iter().zip(branch).take_while(|(a, b)| a == b).count();
+    let root = make(root, None).await.unwrap().id;
+    vec![root, make(branch, Some((root, Some(at)))).await.unwrap().id]
+}
+
+#[test]
+fn random_trees_have_the_same_probabilities_shared_forked_and_alone() {
+    let mut random = ChaCha8Rng::seed_from_u64(9);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    for name in ["llama-head-96", "gemma3", "qwen35", "lfm2"] {
+        runtime.block_on(async {
+            let (engine, thread) = engine(name, 2048);
+            for tree_at in 0..50 {
+                let (root, branch, leaves) = tree(&mut random);
+                let ids = pools(&engine, &root, &branch).await;
+                let ask = |(i, leaf): (usize, &Vec<u32>)| {
+                    let mut ask = request(leaf.clone(), 2);
+                    ask.sampling.temperature = 0.0;
+                    ask.sampling.n_probs = 10;
+                    ask.pool = Some(ids[i / 2]);
+                    ask
+                };
+                let asks: Vec<GenerateRequest> = leaves.iter().enumerate().map(ask).collect();
+                let shared = all(asks.iter().cloned().map(|ask| answer(&engine, ask))).await;
+                let alone = |ask: GenerateRequest| GenerateRequest { cache_prompt: false, pool: None, ..ask };
+                let alone = all(asks.into_iter().map(|ask| answer(&engine, alone(ask)))).await;
+                for (i, (shared, alone)) in shared.into_iter().zip(alone).enumerate() {
+                    let (shared, alone) = (shared.unwrap(), alone.unwrap());
+                    let held = [root.len(), branch.len()][i / 2];
+                    assert!(shared.finish.timings.cache_n as usize >= held, "{name} tree {tree_at} leaf {i}");
+                    assert_eq!(alone.finish.timings.cache_n, 0);
+                    let worst = difference(&shared.probs[0], &alone.probs[0]);
+                    assert!(worst < 5e-3, "{name} tree {tree_at} leaf {i}: {worst}");
+                }
+                for id in ids.into_iter().rev() {
+                    engine.change_pool(id, PoolChange::Release).await.unwrap();
+                }
+                assert!(engine.pools().await.unwrap().pools.is_empty());
+            }
+            stop(engine, thread).await;
+        });
+    }
+}
+
+/// Largest difference between the log-probabilities of the ten most likely tokens. One that is the eleventh in the other list
+/// is as likely as its tenth, or nearly so.
+fn difference(a: &TokenProbs, b: &TokenProbs) -> f32 {
+    let least = b.top.last().map_or(0.0, |t| t.value);
+    let other = |id: u32| b.top.iter().find(|t| t.id == id).map_or(least, |t| t.value);
+    a.top.iter().map(|t| (t.value - other(t.id)).abs()).fold(0.0, f32::max)
 }
 
 #[test]

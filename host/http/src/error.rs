@@ -203,6 +203,7 @@ impl From<EngineError> for ApiError {
             EngineError::Unavailable(_) => Self::unavailable(message),
             EngineError::Unsupported(_) => Self::unsupported(message),
             EngineError::NotFound(_) => Self::not_found(message),
+            EngineError::Conflict(_) => Self::new(StatusCode::CONFLICT, "conflict_error", message),
             EngineError::TimedOut(_) => Self::timed_out(message),
             EngineError::Internal(_) => {
                 tracing::error!(error = %message, "the engine failed a request");

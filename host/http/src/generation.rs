@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use opencoti_engine::api::{Constraint, EngineInfo, GenerateRequest};
+use opencoti_engine::api::{Constraint, EngineInfo, GenerateRequest, SharedSlot};
+use opencoti_engine::pools::PoolId;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -66,8 +67,16 @@ pub(crate) struct GenerationFields {
     pub(crate) prompt_cache_key: Option<String>,
     /// Asks the admission gate to let the request in anyway.
     pub(crate) overcommit: Option<bool>,
-    /// A pool to attach to.
+    /// A pool to attach to: what the prompt has in common with it is shared.
     pub(crate) pool_id: Option<i64>,
+    /// A slot whose sequence the prompt begins with; −1 for none.
+    pub(crate) shared_pool_slot: Option<i64>,
+    /// How many of its tokens.
+    pub(crate) shared_prefix_n_tokens: Option<i64>,
+    /// Requests of a higher number leave the queue first; 0 by default.
+    pub(crate) priority: Option<i64>,
+    /// Seconds that the request may take, waiting included; at most what the server allows.
+    pub(crate) timeout: Option<f64>,
     /// Adapters with their scales.
     #[schema(value_type = Option<Vec<LoraScale>>)]
     pub(crate) lora: Option<Vec<Strict<LoraScale>>>,
@@ -178,6 +187,41 @@ impl GenerationFields {
         }
     }
 
+    fn pool(&self, info: &EngineInfo) -> Result<Option<PoolId>, ApiError> {
+        let Some(id) = self.pool_id.filter(|&id| id != -1) else { return Ok(None) };
+        if info.max_pools == 0 {
+            return Err(ApiError::field(
+                "pool_id",
+                "names a pool, but this server has none; start it with --polykv-max-pools",
+            ));
+        }
+        u32::try_from(id)
+            .map(Some)
+            .map_err(|_| ApiError::field("pool_id", format!("is {id}, expected the id of a pool")))
+    }
+
+    fn shared_slot(&self, info: &EngineInfo) -> Result<Option<SharedSlot>, ApiError> {
+        let tokens = not_negative("shared_prefix_n_tokens", self.shared_prefix_n_tokens, 0)?;
+        let Some(slot) = self.shared_pool_slot.filter(|&slot| slot != -1) else { return Ok(None) };
+        let most = info.n_slots.saturating_sub(1);
+        let slot = u32::try_from(slot).ok().filter(|&slot| slot <= most).ok_or_else(|| {
+            ApiError::field("shared_pool_slot", format!("is {slot}, expected -1 or a slot from 0 to {most}"))
+        })?;
+        Ok((tokens > 0).then_some(SharedSlot { slot, tokens }))
+    }
+
+    fn priority(&self) -> Result<i32, ApiError> {
+        let value = self.priority.unwrap_or(0);
+        i32::try_from(value).map_err(|_| ApiError::field("priority", format!("is {value}, expected a 32-bit integer")))
+    }
+
+    fn deadline(&self, most: Option<Duration>) -> Result<Option<Duration>, ApiError> {
+        let Some(seconds) = self.timeout else { return Ok(most) };
+        let own = Duration::try_from_secs_f64(seconds).ok().filter(|own| !own.is_zero());
+        let own = own.ok_or_else(|| ApiError::field("timeout", format!("is {seconds}, expected seconds above 0")))?;
+        Ok(Some(most.map_or(own, |most| most.min(own))))
+    }
+
     /// `json_schema` or `grammar`; `None` without either. Which wins when both are there is the route's affair.
     pub(crate) fn grammar(&self) -> Option<Constrained> {
         let text = self.grammar.as_ref().filter(|text| !text.is_empty())?;
@@ -204,9 +248,6 @@ impl GenerationFields {
         }
         if self.backend_sampling == Some(true) {
             return Err(ApiError::field("backend_sampling", "is true, which is not supported yet; leave it out"));
-        }
-        if self.pool_id.is_some_and(|id| id >= 0) {
-            return Err(ApiError::field("pool_id", "names a pool, but this server has none"));
         }
         if self.lora.as_ref().is_some_and(|adapters| !adapters.is_empty()) {
             return Err(ApiError::field("lora", "names an adapter, but this server has loaded none; leave it empty"));
@@ -244,6 +285,10 @@ impl GenerationFields {
             constraint_field: constraint_field.unwrap_or_default(),
             id_slot: self.id_slot(info)?,
             cache_prompt: self.cache_prompt.unwrap_or(true),
+            pool: self.pool(info)?,
+            shared_slot: self.shared_slot(info)?,
+            make_pool: None,
+            priority: self.priority()?,
             session_id: self.session_id.clone().or_else(|| self.prompt_cache_key.clone()).filter(|id| !id.is_empty()),
             overcommit: self.overcommit.unwrap_or(false),
             n_indent: not_negative("n_indent", self.n_indent, 0)?,
@@ -251,7 +296,7 @@ impl GenerationFields {
             return_progress: self.return_progress.unwrap_or(false) && self.is_streamed(),
             render_special: false,
             prompt_logprobs: None,
-            deadline: config.request_timeout,
+            deadline: self.deadline(config.request_timeout)?,
         })
     }
 }

@@ -27,6 +27,8 @@ mod native;
 mod openai;
 mod openapi;
 mod plugins;
+mod polykv;
+mod prefixes;
 mod requests;
 mod routes;
 mod run;
@@ -36,6 +38,7 @@ mod shutdown;
 mod sse;
 mod state;
 mod text;
+mod trace;
 mod wrap;
 
 pub use config::{Cors, CorsOrigins, Listen, ServerConfig};

@@ -10,7 +10,7 @@ use axum::response::Response;
 use futures::stream::{self, BoxStream, SelectAll};
 use futures::{FutureExt, StreamExt};
 use opencoti_engine::api::{
-    EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, StopReason, Timings, TokenProbs,
+    EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Notice, StopReason, Timings, TokenProbs,
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -35,8 +35,8 @@ struct Running {
 struct Opening {
     /// Everything up to the first event that counts as a result, in order.
     events: Vec<Event>,
-    /// Admission let the request in although the cache is saturated.
-    saturated: bool,
+    /// What is told in headers.
+    notice: Notice,
 }
 
 impl Running {
@@ -92,8 +92,8 @@ impl Running {
         while let Some(event) = self.next().await {
             let event = event?;
             let is_result = !matches!(event, Event::Started { .. });
-            if let Event::Started { saturated: true, .. } = event {
-                opening.saturated = true;
+            if let Event::Started { notice, .. } = &event {
+                merge(&mut opening.notice, notice);
             }
             opening.events.push(event);
             if is_result {
@@ -104,17 +104,21 @@ impl Running {
     }
 
     /// Runs to the end and returns what each choice produced.
-    async fn collect(mut self) -> Result<(Vec<Collected>, bool), ApiError> {
+    async fn collect(mut self) -> Result<(Vec<Collected>, Notice), ApiError> {
         let mut choices = vec![Collected::default(); self.n_choices];
-        let mut saturated = false;
+        let mut notice = Notice::default();
         while let Some(event) = self.next().await {
             let event = event?;
-            saturated |= matches!(event, Event::Started { saturated: true, .. });
+            match &event {
+                Event::Started { notice: told, .. } => merge(&mut notice, told),
+                Event::Done(finish) if finish.session_tps > 0.0 => notice.session_tps = Some(finish.session_tps),
+                _ => {}
+            }
             if let Some(choice) = choices.get_mut(index(&event) as usize) {
                 choice.take(event);
             }
         }
-        Ok((choices, saturated))
+        Ok((choices, notice))
     }
 }
 
@@ -144,7 +148,7 @@ pub(crate) struct Collected {
 impl Collected {
     fn take(&mut self, event: Event) {
         match event {
-            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
+            Event::Started { .. } | Event::Progress { .. } | Event::Pool(_) | Event::Failed(_) => {}
             Event::PromptLogprobs { probs, .. } => self.prompt_probs = probs,
             Event::Token { text, tokens, probs, .. } => {
                 self.pieces.push((text, tokens.len() as u32));
@@ -210,9 +214,9 @@ pub(crate) async fn serve<S: Surface>(
     if is_streamed {
         return stream(running, surface.frames(), ping).await;
     }
-    let (choices, saturated) = running.collect().await?;
+    let (choices, notice) = running.collect().await?;
     let mut response = surface.answer(&choices)?;
-    mark_saturated(&mut response, saturated);
+    add_headers(&mut response, &notice);
     Ok(response)
 }
 
@@ -240,14 +244,31 @@ async fn stream<F: Frames>(mut running: Running, mut frames: F, ping: Option<Dur
     let state = Streaming { running, frames, queue, ended: false };
     let body = stream::unfold(state, |mut state| async move { state.next().await.map(|frame| (frame, state)) });
     let mut response = sse::response(body, ping, F::PING);
-    mark_saturated(&mut response, opening.saturated);
+    add_headers(&mut response, &opening.notice);
     Ok(response)
 }
 
-/// Adds the warning header of a request that was let in although the cache is saturated.
-fn mark_saturated(response: &mut Response, saturated: bool) {
-    if saturated {
-        response.headers_mut().insert("x-kv-pool-saturated", HeaderValue::from_static("1"));
+/// Adds what another prompt or choice of the same request was told.
+fn merge(notice: &mut Notice, told: &Notice) {
+    if told.saturated.is_some() {
+        notice.saturated.clone_from(&told.saturated);
+    }
+    notice.sessions_remaining = told.sessions_remaining.or(notice.sessions_remaining);
+    notice.session_tps = told.session_tps.or(notice.session_tps);
+}
+
+/// Tells in headers what was short when the request was let in all the same, how many sessions its pool may still take,
+/// and how fast its session generates.
+fn add_headers(response: &mut Response, notice: &Notice) {
+    let headers = response.headers_mut();
+    if let Some(name) = notice.saturated.as_deref().and_then(|name| HeaderValue::from_str(name).ok()) {
+        headers.insert("x-kv-pool-saturated", name);
+    }
+    if let Some(remaining) = notice.sessions_remaining {
+        headers.insert("x-sessions-remaining", HeaderValue::from(remaining));
+    }
+    if let Some(tps) = notice.session_tps.and_then(|tps| HeaderValue::from_str(&format!("{tps:.2}")).ok()) {
+        headers.insert("x-session-tps", tps);
     }
 }
 
@@ -314,7 +335,7 @@ pub(crate) fn index(event: &Event) -> u32 {
         | Event::PromptLogprobs { index, .. }
         | Event::Token { index, .. } => *index,
         Event::Done(finish) => finish.index,
-        Event::Failed(_) => 0,
+        Event::Pool(_) | Event::Failed(_) => 0,
     }
 }
 
@@ -325,7 +346,7 @@ fn renumber(mut event: Event, offset: u32) -> Event {
         | Event::PromptLogprobs { index, .. }
         | Event::Token { index, .. } => *index += offset,
         Event::Done(finish) => finish.index += offset,
-        Event::Failed(_) => {}
+        Event::Pool(_) | Event::Failed(_) => {}
     }
     event
 }

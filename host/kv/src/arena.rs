@@ -57,7 +57,7 @@ impl Arena {
 
 /// Bytes this process may still allocate, by the machine's free memory and the limit of its control group; `None` where
 /// the system doesn't say.
-pub(crate) fn available_bytes() -> Option<u64> {
+pub fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_available(&text));
     match (machine, control_group_available()) {
         (Some(a), Some(b)) => Some(a.min(b)),

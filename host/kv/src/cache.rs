@@ -77,6 +77,8 @@ impl Cache {
             plane_quota: 0,
             wishes: Vec::new(),
             is_snapshot: false,
+            is_kept: false,
+            hits: 0,
             phase: Phase::Live,
             in_flight: false,
             last_used,
@@ -92,7 +94,7 @@ impl Cache {
         let Some(Prefix { donor, tokens }) = prefix else { return self.admit_fresh(new_tokens) };
         let source = self.sequences.get(donor)?;
         let idle = source.phase == Phase::Idle;
-        let attempt = match idle && source.committed == tokens && !source.is_snapshot {
+        let attempt = match idle && source.committed == tokens && !source.is_snapshot && !source.is_kept {
             true => self.take_over(donor, tokens, new_tokens),
             false => self.admit_fork(donor, tokens, new_tokens),
         };
@@ -171,6 +173,8 @@ impl Cache {
         }
         sequence.is_snapshot = false;
         sequence.exact = true;
+        sequence.is_kept = false;
+        sequence.hits += 1;
         sequence.tables = tables;
         sequence.tokens.truncate(n);
         sequence.committed = n;
@@ -216,6 +220,7 @@ impl Cache {
             self.stores[entry.store as usize].share(entry.page, entry.len, donor.index);
         }
         self.touch(donor)?;
+        self.sequences.get_mut(donor)?.hits += 1;
         let seq = self.create();
         let child = self.sequences.get_mut(seq)?;
         child.committed = n;
@@ -229,6 +234,12 @@ impl Cache {
             child.planes.push_back(plane);
         }
         Ok(seq)
+    }
+
+    /// Says that others will begin with the whole of a sequence: it is not taken over while there is room to fork it.
+    pub fn keep_whole(&mut self, seq: SeqId) -> Result<(), KvError> {
+        self.sequences.get_mut(seq)?.is_kept = true;
+        Ok(())
     }
 
     /// Marks a sequence as just used.
@@ -399,6 +410,15 @@ impl Cache {
         }
         let candidates = self.sequences.iter().filter(|(_, s)| s.phase != Phase::Doomed);
         prefix::longest(candidates, tokens, |sequence, n| self.feasible(sequence, n))
+    }
+
+    /// As [`Cache::longest_prefix`], of one sequence.
+    pub fn prefix_of(&self, donor: SeqId, tokens: &[u32]) -> Option<Prefix> {
+        let sequence = self.sequences.get(donor).ok().filter(|s| s.phase != Phase::Doomed)?;
+        if self.config.whole_texts {
+            return None;
+        }
+        prefix::longest(std::iter::once((donor, sequence)), tokens, |sequence, n| self.feasible(sequence, n))
     }
 
     /// The most leading ones of `tokens` that some running or idle sequence has written, whether or not it can share

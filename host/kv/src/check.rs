@@ -4,7 +4,7 @@ use opencoti_plugin_api::PAGE_TOKENS;
 
 use crate::cache::Cache;
 use crate::pool::{Counts, Pool};
-use crate::sequence::{Phase, SeqId, Sequence, first_held};
+use crate::sequence::{Phase, Sequence, first_held};
 use crate::stage::{Record, Stage};
 use crate::states::{STATE, StateStore};
 use crate::store::Store;
@@ -44,10 +44,13 @@ impl Cache {
     fn check_store(&self, index: usize) -> Result<(), String> {
         let store = &self.stores[index];
         let mut found = vec![Counts::default(); store.pages.len()];
+        let mut writer_holds = vec![false; store.pages.len()];
         let mut promised = 0;
         for (seq, sequence) in self.sequences.iter() {
             for entry in sequence.tables.iter().flatten().filter(|e| e.store as usize == index) {
-                count(&mut found[entry.page as usize], sequence);
+                let page = entry.page as usize;
+                count(&mut found[page], sequence);
+                writer_holds[page] |= store.pages[page].writer == Some(seq.index);
             }
             let promises = sequence.promises.iter().enumerate().filter(|(group, _)| self.active[*group] == index);
             for (_, promise) in promises {
@@ -60,13 +63,9 @@ impl Cache {
             self.check_stage(index, store, stage).map_err(|e| format!("stage: {e}"))?;
         }
         for (i, page) in store.pages.iter().enumerate() {
-            if let Some(writer) = page.writer {
-                let holds = |(seq, s): (SeqId, &Sequence)| {
-                    let mut entries = s.tables.iter().flatten();
-                    seq.index == writer && entries.any(|e| e.store as usize == index && e.page as usize == i)
-                };
-                ensure(self.sequences.iter().any(holds), || format!("page {i} has a writer that does not hold it"))?;
-            }
+            ensure(page.writer.is_none() || writer_holds[i], || {
+                format!("page {i} has a writer that does not hold it")
+            })?;
         }
         let kept = match store.window {
             Some(_) => store.pool.held,

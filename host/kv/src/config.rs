@@ -52,6 +52,8 @@ pub struct CacheConfig {
     pub capacity_tokens: usize,
     /// Sequences that run at once. Stores of sliding windows hold one window for each.
     pub slots: usize,
+    /// Of the sequences that run at once, for how many stores of sliding windows have room; for all without a number.
+    pub window_sequences: Option<usize>,
     /// Idle sequences kept for prefix reuse; the least recently used goes first.
     pub recent_sequences: usize,
     /// Most tokens in one step.
@@ -170,6 +172,7 @@ impl CacheConfig {
         positive("groups", self.groups.len() + self.states.layers.len())?;
         positive("capacity_tokens", self.capacity_tokens)?;
         positive("slots", self.slots)?;
+        positive("window_sequences", self.window_sequences.unwrap_or(1))?;
         positive("step_tokens", self.step_tokens)?;
         positive("rollback_tokens", self.rollback_tokens)?;
         for group in &self.groups {
@@ -270,8 +273,8 @@ impl CacheConfig {
         let slot_pages = pages(kept.and_then(|t| t.checked_add(self.step_tokens)))?.min(capacity_pages + 1);
         let idle_sequences = self.recent_sequences.saturating_add(self.snapshots);
         // Idle sequences have no more pages here than where every page is kept, and of those there are `capacity_pages`.
-        let n_pages = self
-            .slots
+        let live = self.window_sequences.map_or(self.slots, |budget| budget.min(self.slots));
+        let n_pages = live
             .checked_mul(slot_pages)
             .zip(idle_sequences.checked_mul(idle_pages))
             .and_then(|(live, idle)| live.checked_add(idle.min(capacity_pages)))

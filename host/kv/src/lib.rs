@@ -35,7 +35,9 @@ mod state;
 mod states;
 mod stats;
 mod store;
+mod tree;
 
+pub use arena::available_bytes;
 pub use cache::Cache;
 pub use config::{CacheConfig, GroupConfig, StageConfig, StateConfig, StateSize, StoreSize};
 pub use error::{CacheFull, ConfigError, KvError};
@@ -44,3 +46,4 @@ pub use prefix::Prefix;
 pub use sequence::{PageEntry, SeqId};
 pub use state::{ModelFingerprint, StateError};
 pub use stats::{StageStats, StateStats, StoreStats};
+pub use tree::PrefixNode;

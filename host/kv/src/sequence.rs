@@ -98,6 +98,10 @@ pub(crate) struct Sequence {
     pub(crate) wishes: Vec<u32>,
     /// Kept at a chosen position of another sequence.
     pub(crate) is_snapshot: bool,
+    /// Others begin with all of it, so that it is forked and not taken over while there is room for that.
+    pub(crate) is_kept: bool,
+    /// How often another sequence began with it.
+    pub(crate) hits: u64,
     pub(crate) phase: Phase,
     /// Part of the planned step.
     pub(crate) in_flight: bool,

@@ -51,6 +51,7 @@ impl Bench {
             groups,
             capacity_tokens,
             slots: 2,
+            window_sequences: None,
             recent_sequences: 0,
             step_tokens: STEP,
             rollback_tokens: 1,

@@ -41,6 +41,7 @@ fn main() -> Result<()> {
         groups,
         capacity_tokens: tokens.len() + step,
         slots: 1,
+        window_sequences: None,
         recent_sequences: 0,
         step_tokens: step,
         rollback_tokens: 1,

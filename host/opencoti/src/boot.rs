@@ -10,7 +10,7 @@ use opencoti_compute::cpu::matmul::{Precision, precision};
 use opencoti_compute::quant::WeightType;
 use opencoti_engine::admission::AdmissionDecider;
 use opencoti_engine::api::{EngineHandle, EngineInfo, Pooling, Ranking};
-use opencoti_engine::engine::{EngineConfig, EngineParts, ModelKind, spawn};
+use opencoti_engine::engine::{Elastic, EngineConfig, EngineParts, ModelKind, spawn};
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_engine::{StepBudget, vocab::Vocab};
 use opencoti_kv::{Cache, CacheConfig, GroupConfig, StateConfig, StoreSize};
@@ -70,7 +70,7 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
         LoadOptions { repeat_layers: settings.repeat_layers.clone(), context: Some(asked_context(settings) as usize) };
     let model = load_model(path, &options, progress)?;
     let (template, template_source) = template(settings, &model)?;
-    let n_ctx = context(settings, &model)?;
+    let n_ctx = slot_context(settings, context(settings, &model)?)?;
     let cache = cache_config(settings, registry, &model, n_ctx)?;
 
     let name = model.name.clone().unwrap_or_else(|| file_stem(path));
@@ -282,6 +282,41 @@ fn context(settings: &Settings, model: &Model) -> Result<u32> {
     }
 }
 
+/// The context of a sequence: with cells of its own, no more than its part of them.
+fn slot_context(settings: &Settings, n_ctx: u32) -> Result<u32> {
+    if settings.kv_unified {
+        return Ok(n_ctx);
+    }
+    if settings.max_parallel > settings.parallel {
+        bail!(
+            "`engine.max_parallel` is {}, but slots with cells of their own can't be opened later; set `kv.unified` or \
+             leave it out",
+            settings.max_parallel
+        );
+    }
+    match settings.kv_tokens.checked_div(settings.parallel).unwrap_or(0) {
+        0 if settings.kv_tokens > 0 => bail!("`kv.tokens` is {}, less than one a slot; raise it", settings.kv_tokens),
+        0 => Ok(n_ctx),
+        part => Ok(n_ctx.min(part)),
+    }
+}
+
+/// Cells with which no slot can take another's: a context for each slot, for embeddings and for each pool, with what forks waste
+/// in the page that they cut short and the one in which they go on.
+fn own_cells(config: &CacheConfig, n_ctx: u32, budget: u64) -> Result<usize> {
+    let each = (n_ctx as usize).next_multiple_of(PAGE_TOKENS) + 2 * PAGE_TOKENS;
+    let wanted = each.saturating_mul(config.slots);
+    let fits = fitting(config, wanted, budget)?;
+    if fits < wanted {
+        bail!(
+            "a context of {n_ctx} tokens for each of {} sequences takes {wanted} tokens of cache, but `kv.budget` holds {fits}; \
+             lower `engine.ctx_size`, or set `kv.unified`",
+            config.slots
+        );
+    }
+    Ok(wanted)
+}
+
 fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: u32) -> Result<CacheConfig> {
     if settings.parallel == 0 || settings.batch_size == 0 {
         bail!("`engine.parallel` and `engine.batch_size` must be at least 1");
@@ -297,8 +332,9 @@ fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: 
     let mut config = CacheConfig {
         groups: kv::groups(settings, registry, &model.graph)?,
         capacity_tokens: 0,
-        // One more than the engine's, for embeddings.
-        slots: settings.parallel as usize + 1,
+        // One more than the engine's, for embeddings; a pool holds one, too.
+        slots: settings.slots() as usize + 1 + settings.max_pools as usize,
+        window_sequences: (settings.swa_seq_budget > 0).then_some(settings.swa_seq_budget as usize),
         recent_sequences: settings.retain as usize,
         step_tokens: step_budget(settings, model, n_ctx).n_batch,
         rollback_tokens: 1,
@@ -311,6 +347,7 @@ fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: 
     let texts = if whole_texts { ENCODER_TEXTS * PAGE_TOKENS } else { 0 };
     let wanted = texts.max(n_ctx as usize * settings.parallel as usize);
     config.capacity_tokens = match settings.kv_tokens {
+        _ if !settings.kv_unified && !whole_texts => own_cells(&config, n_ctx, budget)?,
         0 => fitting(&config, wanted, budget)?,
         tokens => tokens as usize,
     };
@@ -407,14 +444,14 @@ fn check_residency(registry: &Registry, config: &CacheConfig, budget: u64) -> Re
 /// Sizes of a step. While answers run, prompts get at most an eighth of it, so that a token never waits for a long one. A step
 /// of an encoder holds the longest text as a whole.
 pub fn step_budget(settings: &Settings, model: &Model, n_ctx: u32) -> StepBudget {
-    let n_batch = (settings.batch_size as usize).max(settings.parallel as usize + 1);
+    let n_batch = (settings.batch_size as usize).max(settings.slots() as usize + 1);
     if model.graph.bidirectional {
         let n_batch = n_batch.max(n_ctx as usize);
         return StepBudget { n_batch, prefill_chunk: n_batch, max_outputs: n_batch };
     }
     let prefill_chunk = (n_batch / 8).max(1);
     // Logits of a large vocabulary are large: rows with outputs are bounded.
-    let max_outputs = n_batch.min(64).max(settings.parallel as usize + 1);
+    let max_outputs = n_batch.min(64).max(settings.slots() as usize + 1);
     StepBudget { n_batch, prefill_chunk, max_outputs }
 }
 
@@ -505,9 +542,16 @@ impl Prepared {
         let info = self.info(settings, registry);
         let parts = EngineParts {
             config: EngineConfig {
-                n_slots: settings.parallel as usize,
+                n_slots: settings.slots() as usize,
+                open_slots: settings.parallel as usize,
+                elastic: Elastic {
+                    tps_floor: settings.max_parallel_tps_floor,
+                    memory_reserve: settings.max_parallel_reserve.0,
+                },
+                reserve_context: !settings.kv_unified,
                 n_ctx: self.n_ctx as usize,
                 max_queue: settings.max_queue as usize,
+                max_pools: settings.max_pools as usize,
                 budget,
                 pooling: self.pooling,
                 model: kind(&self.model),
@@ -534,7 +578,7 @@ impl Prepared {
             n_embd: model.hparams.embedding_length as u32,
             n_ctx_train: model.hparams.context_length as u32,
             n_ctx: self.n_ctx,
-            n_slots: settings.parallel,
+            n_slots: settings.slots(),
             kv_codecs: codecs.unwrap_or_default(),
             residency_policy: registry.residency().map(|policy| policy.instance().name().to_owned()),
             tokenizer: Arc::clone(&model.tokenizer),
@@ -551,6 +595,8 @@ impl Prepared {
             },
             default_n_predict: u32::try_from(settings.n_predict).ok(),
             max_queue: settings.max_queue,
+            max_pools: settings.max_pools,
+            kv_unified: settings.kv_unified,
             pooling: self.pooling,
             repeat_layers: Some(&model.hparams.repeat).filter(|plan| !plan.is_empty()).map(ToString::to_string),
             generates: !model.graph.bidirectional,

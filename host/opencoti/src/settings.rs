@@ -104,6 +104,12 @@ pub struct Settings {
     pub n_predict: i32,
     /// Slots.
     pub parallel: u32,
+    /// Slots that may be opened; 0 for those alone.
+    pub max_parallel: u32,
+    /// Tokens a second of each sequence with another slot; 0 for no bound.
+    pub max_parallel_tps_floor: f32,
+    /// Bytes that must be free for another slot.
+    pub max_parallel_reserve: Bytes,
     /// Tokens a step.
     pub batch_size: u32,
     /// Waiting requests.
@@ -130,12 +136,18 @@ pub struct Settings {
     pub kv_stage_sink: u32,
     /// Their codec.
     pub kv_stage_codec: String,
+    /// Whether all sequences share the cells.
+    pub kv_unified: bool,
+    /// Sequences with a window; 0 for all.
+    pub swa_seq_budget: u32,
     /// Bytes the cache may take; 0 for half of the free memory.
     pub kv_budget: Bytes,
     /// Sequences kept for their prefix.
     pub retain: u32,
     /// Snapshots kept.
     pub snapshots: u32,
+    /// Pools at a time.
+    pub max_pools: u32,
     /// Admission mode.
     pub admission: Admission,
     /// Folders searched for plugins.
@@ -189,6 +201,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Slots in all, those included that are opened when they are needed.
+    pub fn slots(&self) -> u32 {
+        self.parallel.max(self.max_parallel)
+    }
+
     /// Every field at its flag's default.
     pub fn with_defaults() -> Self {
         let mut settings = Settings::default();
@@ -211,6 +228,9 @@ impl Default for Settings {
             ctx_size: 0,
             n_predict: 0,
             parallel: 0,
+            max_parallel: 0,
+            max_parallel_tps_floor: 0.0,
+            max_parallel_reserve: Bytes(0),
             batch_size: 0,
             max_queue: 0,
             threads: 0,
@@ -224,9 +244,12 @@ impl Default for Settings {
             kv_stage_tokens: 0,
             kv_stage_sink: 0,
             kv_stage_codec: String::new(),
+            kv_unified: true,
+            swa_seq_budget: 0,
             kv_budget: Bytes(0),
             retain: 0,
             snapshots: 0,
+            max_pools: 0,
             admission: Admission::Off,
             plugin_dirs: Vec::new(),
             plugin_cache: None,

@@ -10,6 +10,7 @@ mod departures;
 mod encoders;
 mod generation;
 mod measure;
+mod pools;
 mod qwen;
 mod sharing;
 mod slots;

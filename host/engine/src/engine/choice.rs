@@ -203,6 +203,7 @@ impl Choice {
             has_new_line: self.text.has_new_line(),
             tokens_cached: tokens_cached as u32,
             seed: self.sampler.seed().into(),
+            session_tps: 0.0,
             timings: self.timings(),
         }
     }

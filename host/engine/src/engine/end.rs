@@ -1,17 +1,23 @@
 //! How requests end: in a finish, an error, a cancellation. Every end gives the slot and what was reserved back.
 
-use crate::api::{EngineError, Event, RequestId, StopReason};
+use crate::api::{EngineError, Event, Finish, RequestId, StopReason};
 
 use super::Core;
+use super::choice::Choice;
 
 impl Core {
     /// Ends a choice whose text is complete. Its sequence stays for those who begin like it.
     pub(crate) fn finish(&mut self, slot: usize, reason: StopReason, truncated: bool) {
         let Some(choice) = self.slots[slot].choice.take() else { return };
+        if choice.task.request.make_pool.is_some() {
+            return self.found_pool(&choice);
+        }
         let cached = self.cache.committed(choice.seq).unwrap_or(0);
-        self.retain(slot, choice.seq);
+        self.leave(slot, &choice);
         self.meters.finished(&choice.timings());
-        choice.task.send(Event::Done(choice.finish(slot, reason, truncated, cached)));
+        let finish =
+            Finish { session_tps: self.slots[slot].rate.tps(), ..choice.finish(slot, reason, truncated, cached) };
+        choice.task.send(Event::Done(finish));
     }
 
     /// Ends a request by an error, wherever its choices are.
@@ -23,7 +29,7 @@ impl Core {
         let mut error = Some(error);
         for slot in 0..self.slots.len() {
             if let Some(choice) = self.slots[slot].choice.take_if(|c| c.task.id == id) {
-                self.retain(slot, choice.seq);
+                self.leave(slot, &choice);
                 if let Some(error) = error.take() {
                     choice.task.send(Event::Failed(error));
                 }
@@ -37,11 +43,22 @@ impl Core {
         task.send(Event::Failed(error));
     }
 
+    /// Keeps what a choice has computed; in its slot, unless it was to become a pool.
+    fn leave(&mut self, slot: usize, choice: &Choice) {
+        if choice.task.request.make_pool.is_none() {
+            return self.retain(slot, choice.seq);
+        }
+        if let Err(error) = self.cache.retain(choice.seq) {
+            tracing::error!(%error, "a sequence could not be kept");
+        }
+    }
+
     /// Gives back what a sequence was promised and keeps its pages until they are needed.
     pub(crate) fn retain(&mut self, slot: usize, seq: opencoti_kv::SeqId) {
         let now = self.tick();
         self.slots[slot].last_used = now;
         self.slots[slot].last = Some(seq);
+        self.detached(slot);
         if let Err(error) = self.cache.retain(seq) {
             tracing::error!(%error, "a sequence could not be kept");
         }

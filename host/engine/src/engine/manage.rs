@@ -21,6 +21,8 @@ impl Core {
                 task: slot.choice.as_ref().map(task),
                 n_cached: seq.and_then(|seq| self.cache.committed(seq).ok()).unwrap_or(0) as u32,
                 session_id: slot.session.clone(),
+                pool: slot.pool,
+                n_pool_shared: self.n_pool_shared(slot) as u32,
             }
         };
         self.slots.iter().enumerate().map(info).collect()

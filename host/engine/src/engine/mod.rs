@@ -3,12 +3,14 @@
 //! One thread owns the model's runner, the cache and the slots; nothing here is locked. [`Engine::run`] is the whole
 //! loop. Its parts: [`start`] takes requests from the queue into slots (prefix reuse, admission, reservation),
 //! [`step`] composes, runs and delivers a step, [`snapshots`] says where a prompt is kept for others, [`end`] is how a choice leaves its slot, [`embed`] and [`manage`] serve
-//! what is no generation.
+//! what is no generation, [`pools`] keeps prefixes for those who ask.
 
 mod choice;
+mod elastic;
 mod embed;
 mod end;
 mod manage;
+mod pools;
 mod queue;
 mod slots;
 mod snapshots;
@@ -33,8 +35,10 @@ use crate::admission::{AdmissionDecider, Gate};
 use crate::api::{Command, EngineError, EngineHandle, EngineInfo, Pooling};
 use crate::compiler::{Compiled, Compiler};
 use crate::metrics::Meters;
+use crate::pools::tree::Pools;
 use crate::runner::StepRunner;
 use crate::scheduler::StepBudget;
+use crate::trace::Trace;
 use crate::vocab::Vocab;
 
 /// How long the thread sleeps when requests wait for something that no step brings about.
@@ -43,18 +47,35 @@ const IDLE_NAP: Duration = Duration::from_millis(2);
 /// Sizes and limits of an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineConfig {
-    /// Sequences that run at once.
+    /// Sequences that may run at once.
     pub n_slots: usize,
+    /// Of these, how many run from the start; the others are opened when they are needed.
+    pub open_slots: usize,
+    /// When another one may be opened.
+    pub elastic: Elastic,
+    /// Every sequence has room for its whole context reserved, so that none can take another's.
+    pub reserve_context: bool,
     /// Tokens that one sequence may hold.
     pub n_ctx: usize,
     /// Requests that may wait.
     pub max_queue: usize,
+    /// Pools at a time; each needs a place among the cache's `slots`.
+    pub max_pools: usize,
     /// Sizes of a step.
     pub budget: StepBudget,
     /// Pooling of embeddings where a request says nothing.
     pub pooling: Pooling,
     /// What the model does.
     pub model: ModelKind,
+}
+
+/// What must hold for another slot to be opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Elastic {
+    /// Tokens a second that each sequence would still have; 0 for no bound.
+    pub tps_floor: f32,
+    /// Bytes of memory that are free on the machine.
+    pub memory_reserve: u64,
 }
 
 /// What a model does with a text.
@@ -109,8 +130,14 @@ pub(crate) struct Core {
     pub(crate) compiler: Compiler,
     pub(crate) queue: Queue,
     pub(crate) slots: Vec<Slot>,
+    /// Slots that are open, the first ones.
+    pub(crate) open: usize,
+    /// When the machine's free memory was looked at last, and whether it would do.
+    pub(crate) memory: Option<(Instant, bool)>,
+    pub(crate) pools: Pools,
     pub(crate) embeds: VecDeque<EmbedJob>,
     pub(crate) meters: Meters,
+    pub(crate) trace: Trace,
     /// Counts uses of slots.
     pub(crate) clock: u64,
     /// Counts steps.
@@ -134,11 +161,15 @@ impl Engine {
         let (done, compiled) = mpsc::unbounded_channel();
         let compiler = Compiler::spawn(Arc::clone(&parts.vocab), done, |compiled| compiled)?;
         let core = Core {
+            open: parts.config.open_slots.clamp(1, parts.config.n_slots.max(1)),
+            memory: None,
             slots: (0..parts.config.n_slots).map(|_| Slot::default()).collect(),
             logits: vec![0.0; parts.vocab.len()],
             gate: Gate::new(parts.admission),
             queue: Queue::new(parts.config.max_queue),
+            pools: Pools::new(parts.config.max_pools),
             meters: Meters::new(),
+            trace: Trace::new(),
             config: parts.config,
             cache: parts.cache,
             vocab: parts.vocab,
@@ -159,6 +190,8 @@ impl Engine {
         while self.hear() {
             self.core.drop_departed();
             self.core.heed_quarantine();
+            self.core.settle_pools();
+            self.core.sweep_pools();
             self.core.start_waiting();
             if !self.step() && !self.core.is_idle() {
                 std::thread::sleep(IDLE_NAP);
@@ -168,6 +201,7 @@ impl Engine {
             }
         }
         self.core.end_all("the server is shutting down");
+        self.core.drop_pools();
         if let Some(reply) = self.core.shutdown.take().and_then(|s| s.reply) {
             let _ = reply.send(());
         }
@@ -232,6 +266,9 @@ impl Core {
             Command::EraseSlot(slot, reply) => {
                 let _ = reply.send(self.erase_slot(slot));
             }
+            Command::Prefixes(reply) => drop(reply.send(self.cache.prefix_tree())),
+            Command::Trace(reply) => drop(reply.send(self.trace.steps())),
+            Command::Pool(command) => self.obey_about_pools(command),
             Command::Stats(reply) => {
                 let _ = reply.send(self.stats());
             }

@@ -1,4 +1,4 @@
-//! Requests that wait for a slot, first come first served.
+//! Requests that wait for a slot, by priority, first come first served.
 
 use std::collections::VecDeque;
 
@@ -42,8 +42,15 @@ impl Queue {
         self.waiting.len() >= self.most
     }
 
+    /// Puts a request behind those of its priority.
     pub(crate) fn push(&mut self, waiting: Waiting) {
-        self.waiting.push_back(waiting);
+        let priority = waiting.task.request.priority;
+        let at = self.waiting.partition_point(|w| w.task.request.priority >= priority);
+        self.waiting.insert(at, waiting);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.waiting.iter()
     }
 
     pub(crate) fn get(&self, at: usize) -> Option<&Waiting> {

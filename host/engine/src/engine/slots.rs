@@ -3,6 +3,8 @@
 use opencoti_kv::SeqId;
 
 use super::choice::Choice;
+use crate::pools::PoolId;
+use crate::pools::rate::Rate;
 
 /// A place for one running sequence.
 #[derive(Default)]
@@ -12,6 +14,10 @@ pub(crate) struct Slot {
     pub(crate) last: Option<SeqId>,
     /// The session that ran here last.
     pub(crate) session: Option<String>,
+    /// The pool to which its requests are attached.
+    pub(crate) pool: Option<PoolId>,
+    /// How fast it generates.
+    pub(crate) rate: Rate,
     /// When it was used last, as a count of uses.
     pub(crate) last_used: u64,
 }
@@ -37,7 +43,7 @@ pub(crate) struct Wish<'a> {
 }
 
 /// Picks idle slots, the first choice's first: the pinned one, else that of its session, else that whose last sequence
-/// it goes on with, else the least recently used.
+/// it goes on with, else the least recently used of those that no session has, else of all.
 pub(crate) fn pick(slots: &[Slot], wish: Wish<'_>) -> Result<Vec<usize>, NoSlot> {
     let mut idle: Vec<usize> = (0..slots.len()).filter(|&i| slots[i].choice.is_none()).collect();
     if let Some(pinned) = wish.pinned
@@ -52,8 +58,10 @@ pub(crate) fn pick(slots: &[Slot], wish: Wish<'_>) -> Result<Vec<usize>, NoSlot>
         let slot = &slots[i];
         let preferred = wish.pinned == Some(i as u32);
         let of_session = wish.session.is_some() && slot.session.as_deref() == wish.session;
-        let of_prefix = wish.donor.is_some() && slot.last == wish.donor;
-        (!preferred, !of_session, !of_prefix, slot.last_used)
+        // Whose session comes back wants to find its own.
+        let of_another = slot.session.is_some() && !of_session;
+        let of_prefix = wish.donor.is_some() && slot.last == wish.donor && !(of_another && wish.session.is_some());
+        (!preferred, !of_session, !of_prefix, of_another, slot.last_used)
     });
     idle.truncate(wish.n);
     Ok(idle)
@@ -79,6 +87,7 @@ mod tests {
         assert_eq!(first(Wish { n: 1, ..Wish::default() }), 2);
         assert_eq!(first(Wish { n: 1, session: Some("a"), ..Wish::default() }), 1);
         assert_eq!(first(Wish { n: 1, session: Some("b"), ..Wish::default() }), 2);
+        assert_eq!(pick(&slots, Wish { n: 3, ..Wish::default() }), Ok(vec![2, 0, 1]), "a session's slot last");
         assert_eq!(first(Wish { n: 1, session: Some("a"), pinned: Some(0), ..Wish::default() }), 0);
     }
 

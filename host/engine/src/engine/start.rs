@@ -8,13 +8,15 @@ use opencoti_plugin_api::admission::{Decision, Request, Snapshot, Verdict};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::choice::{Choice, Phase, Task};
+use super::pools::Paced;
 use super::queue::{Constraint, Waiting};
 use super::slots::{NoSlot, Wish, pick};
 use super::{Core, ModelKind};
 use crate::admission;
-use crate::api::{EngineError, Event, GenerateRequest, RequestId};
+use crate::api::{EngineError, Event, GenerateRequest, Notice, RequestId};
 use crate::compiler::Compiled;
 use crate::constraint::Matcher;
+use crate::pools::rate::Rate;
 use crate::sampling::{SampleError, Sampler};
 use crate::scheduler::common_prefix;
 use crate::text::OutputText;
@@ -80,7 +82,7 @@ impl Core {
     fn check(&self, request: &GenerateRequest) -> Result<(), EngineError> {
         let invalid =
             |field: &str, message: String| Err(EngineError::Invalid { field: Some(field.to_owned()), message });
-        let (n_slots, n_ctx, n_vocab) = (self.config.n_slots, self.config.n_ctx, self.vocab.len());
+        let (n_slots, n_ctx, n_vocab) = (self.open, self.config.n_ctx, self.vocab.len());
         self.check_open()?;
         if self.config.model != ModelKind::Generator {
             let message = "this server's model is an encoder: it embeds and ranks texts and generates none; use \
@@ -101,6 +103,7 @@ impl Core {
         if request.prompt.len() >= n_ctx {
             return Err(exceeds_context(request.prompt.len(), n_ctx));
         }
+        self.check_pools(request)?;
         let idle = self.slots.iter().any(|s| s.choice.is_none());
         if self.queue.is_full() && !(self.queue.is_empty() && idle) {
             return Err(EngineError::Rejected {
@@ -134,6 +137,7 @@ impl Core {
 
     /// Starts as many waiting requests as there is room for.
     pub(crate) fn start_waiting(&mut self) {
+        self.open_slot();
         let mut at = 0;
         while at < self.queue.len() {
             match self.try_start(at) {
@@ -146,7 +150,7 @@ impl Core {
     }
 
     fn try_start(&mut self, at: usize) -> Outcome {
-        if self.slots.iter().all(|s| s.choice.is_some()) {
+        if self.slots[..self.open].iter().all(|s| s.choice.is_some()) {
             return Outcome::Blocked;
         }
         let Some(waiting) = self.queue.get(at) else { return Outcome::Blocked };
@@ -154,6 +158,14 @@ impl Core {
             return Outcome::Passed;
         }
         let request = &waiting.task.request;
+        let crowded = match self.pace(request) {
+            Ok(crowded) => crowded,
+            Err(Paced::Held) => return Outcome::Passed,
+            Err(Paced::Refused(error)) => {
+                self.refuse_at(at, error);
+                return Outcome::Left;
+            }
+        };
         let source = self.source(request);
         let wish = Wish {
             pinned: request.id_slot,
@@ -161,7 +173,7 @@ impl Core {
             donor: source.prefix.filter(|p| p.tokens * LEAST_SIMILARITY >= request.prompt.len()).map(|p| p.donor),
             n: request.n_choices as usize,
         };
-        let slots = match pick(&self.slots, wish) {
+        let slots = match pick(&self.slots[..self.open], wish) {
             Ok(slots) => slots,
             Err(NoSlot::PinnedBusy) => return Outcome::Passed,
             Err(NoSlot::Busy) => return Outcome::Blocked,
@@ -170,7 +182,7 @@ impl Core {
         let snapshot = self.admission_snapshot(at);
         let decision = self.gate.decide(&asked, &snapshot);
         match decision.verdict {
-            Verdict::Admit => self.admit(at, &slots, source, &decision),
+            Verdict::Admit => self.admit(at, &slots, source, &decision, crowded),
             // With nothing running there is nothing to wait for.
             Verdict::Queue if self.slots.iter().any(|s| s.choice.is_some()) => Outcome::Blocked,
             Verdict::Queue | Verdict::Reject => {
@@ -182,11 +194,16 @@ impl Core {
 
     /// Where the prompt's beginning is, or will soon be. The last token is always computed, for its logits.
     fn source(&self, request: &GenerateRequest) -> Source {
-        if !request.cache_prompt || request.prompt_logprobs.is_some() {
+        if request.prompt_logprobs.is_some() {
             return Source::default();
         }
         let wanted = &request.prompt[..request.prompt.len() - 1];
-        let prefix = self.cache.longest_prefix(wanted);
+        let named = self.named_prefix(request, wanted);
+        if !request.cache_prompt {
+            return Source { prefix: named, leader: None };
+        }
+        let longest = self.cache.longest_prefix(wanted);
+        let prefix = named.into_iter().chain(longest).max_by_key(|p| p.tokens);
         let found = prefix.map_or(0, |p| p.tokens);
         let in_prefill = |(slot, s): (usize, &super::slots::Slot)| {
             let choice = s.choice.as_ref().filter(|c| c.phase == Phase::Prefill)?;
@@ -197,26 +214,29 @@ impl Core {
     }
 
     fn admission_request(&self, request: &GenerateRequest, shared: usize) -> Request {
-        let session = request.session_id.as_deref();
         Request {
             prompt_tokens: request.prompt.len() as u64,
             shared_tokens: shared as u64,
             declared_tokens: (self.declared(request) * request.n_choices as usize) as u64,
             overcommit: request.overcommit,
-            known_session: session.is_some() && self.slots.iter().any(|s| s.session.as_deref() == session),
+            known_session: self.is_known(request),
         }
     }
 
-    /// Tokens that one choice says it may generate; 0 when it does not say.
+    /// Tokens that one choice says it may generate; 0 when it does not say, and all that its context holds where that is reserved.
     fn declared(&self, request: &GenerateRequest) -> usize {
-        request.n_predict.map_or(0, |n| (n as usize).min(self.config.n_ctx - request.prompt.len()))
+        let rest = self.config.n_ctx - request.prompt.len();
+        match request.n_predict {
+            _ if self.config.reserve_context => rest,
+            bound => bound.map_or(0, |n| (n as usize).min(rest)),
+        }
     }
 
     fn admission_snapshot(&self, queued: usize) -> Snapshot {
         Snapshot {
             stores: admission::stores(&self.cache),
-            slots_total: self.slots.len() as u32,
-            slots_free: self.slots.iter().filter(|s| s.choice.is_none()).count() as u32,
+            slots_total: self.open as u32,
+            slots_free: self.slots[..self.open].iter().filter(|s| s.choice.is_none()).count() as u32,
             queued: queued as u32,
             seconds_to_next_release: self.seconds_to_next_release(),
         }
@@ -230,19 +250,36 @@ impl Core {
     }
 
     /// Reserves what was decided and puts the request into its slots.
-    fn admit(&mut self, at: usize, slots: &[usize], source: Source, decision: &Decision) -> Outcome {
+    fn admit(
+        &mut self,
+        at: usize,
+        slots: &[usize],
+        source: Source,
+        decision: &Decision,
+        crowded: Option<String>,
+    ) -> Outcome {
         let Some(waiting) = self.queue.get(at) else { return Outcome::Blocked };
         let request = &waiting.task.request;
         let bound = self.declared(request);
         let demand = usize::try_from(decision.demand_tokens).unwrap_or(usize::MAX);
         let bound = bound.min(demand);
+        let shares_by_hand = request.shared_slot.is_some();
         let may_pass = decision.warn || request.overcommit || demand == 0;
-        let mut saturated = decision.warn;
+        let stores = &self.cache.config().groups;
+        let short = || {
+            let store = decision.short_store.and_then(|i| stores.get(i)).map(|group| group.name.clone());
+            store.unwrap_or_else(|| "state".to_owned())
+        };
+        let mut saturated = decision.warn.then(short).or(crowded);
         let mut reserved = (demand > 0).then_some(bound);
         let mut from = source;
+        if let Some(prefix) = source.prefix.filter(|_| shares_by_hand) {
+            // A donor that has gone is noticed when it is to be shared.
+            let _ = self.cache.keep_whole(prefix.donor);
+        }
         let mut seated = self.seat(slots.len(), from, demand, bound);
         if may_pass && matches!(seated, Err(KvError::Full(_))) {
-            saturated = true;
+            saturated = saturated.or_else(|| Some("kv".to_owned()));
             reserved = None;
             seated = self.seat(slots.len(), from, 0, 0);
         }
@@ -298,7 +335,7 @@ impl Core {
         sequences: &[SeqId],
         source: Source,
         reserved: Option<usize>,
-        saturated: bool,
+        saturated: Option<String>,
     ) {
         let matcher = match waiting.constraint {
             Constraint::Ready(matcher) => Some(*matcher),
@@ -315,6 +352,8 @@ impl Core {
             }
         };
         task.request.prompt.iter().for_each(|&token| sampler.accept(token));
+        let sessions_remaining = self.attached(&task.request, task.id);
+        let mut notice = Notice { saturated, sessions_remaining, session_tps: None };
         for (index, (&slot, &seq)) in slots.iter().zip(sequences).enumerate() {
             let phase = match (index, source.leader) {
                 (0, None) => Phase::Prefill,
@@ -326,7 +365,7 @@ impl Core {
                 reserved,
                 ..self.choice(&task, index as u32, seq, sampler.fork(index as u32), matcher.clone())
             };
-            self.occupy(slot, choice, saturated);
+            self.occupy(slot, choice, &mut notice);
             self.keep_snapshots(slot);
         }
     }
@@ -362,13 +401,22 @@ impl Core {
         }
     }
 
-    fn occupy(&mut self, slot: usize, choice: Choice, saturated: bool) {
+    fn occupy(&mut self, slot: usize, choice: Choice, notice: &mut Notice) {
         let now = self.tick();
-        choice.task.send(Event::Started { index: choice.index, id_slot: slot as u32, saturated });
         let place = &mut self.slots[slot];
-        place.session.clone_from(&choice.task.request.session_id);
-        place.last = None;
+        let request = &choice.task.request;
         place.last_used = now;
+        // A prompt that becomes a pool leaves nothing in the slot.
+        if request.make_pool.is_none() {
+            if place.session.is_none() || place.session != request.session_id {
+                place.rate = Rate::default();
+            }
+            place.session.clone_from(&request.session_id);
+            place.pool = request.pool;
+            place.last = None;
+        }
+        notice.session_tps = Some(place.rate.tps()).filter(|tps| *tps > 0.0);
+        choice.task.send(Event::Started { index: choice.index, id_slot: slot as u32, notice: notice.clone() });
         place.choice = Some(choice);
     }
 

@@ -15,6 +15,7 @@ use crate::api::{EngineError, Event, RequestId, StopReason, TokenProb, TokenProb
 use crate::runner::{StepOutputs, StepRunner};
 use crate::sampling::raw_logprobs;
 use crate::scheduler::{Prompt, share, share_whole};
+use crate::trace::TracedRows;
 use crate::vocab::Vocab;
 
 /// Who a run of rows belongs to.
@@ -60,10 +61,14 @@ impl Engine {
     /// Composes a step, runs it and delivers its results. `false` when there is nothing to do.
     pub(crate) fn step(&mut self) -> bool {
         self.seal();
+        let composed = Instant::now();
         self.core.attach_followers();
         let Some((work, planned)) = self.core.plan_step() else { return false };
         let began = Instant::now();
-        match run_guarded(&mut *self.runner, &planned.step) {
+        let rows = self.core.traced(&work);
+        let result = run_guarded(&mut *self.runner, &planned.step);
+        let ran = Instant::now();
+        match result {
             Ok(outputs) => match self.core.cache.commit(planned.id) {
                 Ok(()) => self.core.deliver(&work, &outputs),
                 Err(error) => self.core.fail_work(&work, &error.to_string()),
@@ -77,6 +82,9 @@ impl Engine {
         }
         self.core.sweep_embeds();
         self.core.observe_step(began, work.len());
+        self.core.trace.push([composed, began, ran, Instant::now()], self.core.queue.len(), rows.into_iter());
+        #[cfg(debug_assertions)]
+        self.core.check_cache();
         true
     }
 }
@@ -133,6 +141,31 @@ impl Core {
         }
         self.sweep_embeds();
         None
+    }
+
+    /// Recounts everything that the cache counts.
+    #[cfg(debug_assertions)]
+    fn check_cache(&self) {
+        if let Err(problem) = self.cache.check() {
+            panic!("after step {} the cache breaks a rule: {problem}", self.turn);
+        }
+    }
+
+    /// Who takes part in a step, as it will be told.
+    fn traced(&self, work: &[Work]) -> Vec<TracedRows> {
+        let rows = |w: &Work| {
+            let (slot, choice) = match w.who {
+                Who::Slot(i) => (Some(i as u32), self.slots[i].choice.as_ref()),
+                Who::Embed(_) => (None, None),
+            };
+            TracedRows {
+                slot,
+                request: choice.map_or(0, |c| c.task.id.0),
+                tokens: w.tokens as u32,
+                decodes: choice.is_some_and(|c| matches!(c.phase, Phase::Decode { .. })),
+            }
+        };
+        work.iter().map(rows).collect()
     }
 
     /// One token for each who decodes, the rest of the budget for prompts.
@@ -440,13 +473,13 @@ impl Core {
         }
         self.logits.clear();
         self.logits.extend_from_slice(logits);
-        match choice.draw(&mut self.logits, &self.vocab) {
+        let id = choice.task.id;
+        let drawn = choice.draw(&mut self.logits, &self.vocab);
+        self.observe_token(slot);
+        match drawn {
             Ok(Progress::Goes) => {}
             Ok(Progress::Ends { reason, truncated }) => self.finish(slot, reason, truncated),
-            Err(error) => {
-                let id = choice.task.id;
-                self.fail(id, error);
-            }
+            Err(error) => self.fail(id, error),
         }
     }
 

@@ -209,7 +209,11 @@ impl Frames for Stream {
 
     fn event(&mut self, event: Event, out: &mut VecDeque<Bytes>) {
         match event {
-            Event::Started { .. } | Event::Progress { .. } | Event::PromptLogprobs { .. } | Event::Failed(_) => {}
+            Event::Started { .. }
+            | Event::Progress { .. }
+            | Event::PromptLogprobs { .. }
+            | Event::Pool(_)
+            | Event::Failed(_) => {}
             Event::Token { text, tokens, timings, .. } => {
                 self.open(&timings, out);
                 let events = self.growing.push(&text, tokens.len() as u32);

@@ -358,7 +358,7 @@ impl Frames for Stream {
         let index = run::index(&event) as usize;
         match event {
             Event::Started { id_slot, .. } => self.state(index).id_slot = id_slot.into(),
-            Event::PromptLogprobs { .. } | Event::Failed(_) => {}
+            Event::PromptLogprobs { .. } | Event::Pool(_) | Event::Failed(_) => {}
             Event::Progress { total, cache, processed, time_ms, .. } => {
                 let mut chunk = self.chunk(index);
                 chunk.prompt_progress = Some(ProgressBody { total, cache, processed, time_ms });

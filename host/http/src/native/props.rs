@@ -262,7 +262,7 @@ pub(crate) async fn get(State(app): State<App>, ready: Ready) -> Result<Json<Pro
                 policy: info.residency_policy.clone(),
             },
             kv: Kv { cache_type_k: info.kv_codecs.0.clone(), cache_type_v: info.kv_codecs.1.clone(), effective },
-            kv_reuse: KvReuse { n_parallel: info.n_slots, kv_unified: true },
+            kv_reuse: KvReuse { n_parallel: info.n_slots, kv_unified: info.kv_unified },
             max_queue: info.max_queue,
             repeat_layers: info.repeat_layers.clone(),
         },

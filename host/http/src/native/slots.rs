@@ -52,6 +52,10 @@ pub(crate) struct NextToken {
 pub(crate) struct SlotExtras {
     session_id: Option<String>,
     n_cached: u32,
+    /// Pool of its session.
+    pool_id: Option<u32>,
+    /// Tokens of its sequence that are those of the pool.
+    n_pool_shared: u32,
 }
 
 impl Slot {
@@ -62,7 +66,12 @@ impl Slot {
             speculative: false,
             is_processing: slot.task.is_some(),
             task: slot.task.map(|task| Task::new(info, &task)),
-            opencoti: SlotExtras { session_id: slot.session_id, n_cached: slot.n_cached },
+            opencoti: SlotExtras {
+                session_id: slot.session_id,
+                n_cached: slot.n_cached,
+                pool_id: slot.pool,
+                n_pool_shared: slot.n_pool_shared,
+            },
         }
     }
 }

@@ -452,7 +452,7 @@ impl Frames for Stream {
     fn event(&mut self, event: Event, out: &mut VecDeque<Bytes>) {
         let index = run::index(&event) as usize;
         match event {
-            Event::Started { .. } | Event::Failed(_) | Event::PromptLogprobs { .. } => {}
+            Event::Started { .. } | Event::Pool(_) | Event::Failed(_) | Event::PromptLogprobs { .. } => {}
             Event::Progress { total, cache, processed, time_ms, .. } => {
                 let choice = ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason: None };
                 let prompt_progress = Some(ProgressBody { total, cache, processed, time_ms });

@@ -366,7 +366,7 @@ impl Frames for Stream {
         let index = run::index(&event) as usize;
         self.state(index);
         match event {
-            Event::Started { .. } | Event::Failed(_) | Event::Progress { .. } => {}
+            Event::Started { .. } | Event::Pool(_) | Event::Failed(_) | Event::Progress { .. } => {}
             Event::PromptLogprobs { probs, .. } => {
                 let state = &mut self.states[index];
                 self.context.prompt_logprobs(index, &probs, &mut state.writer, &mut state.pending);

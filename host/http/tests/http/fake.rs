@@ -4,9 +4,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use opencoti_engine::api::{
-    Command, EmbedRequest, Embedding, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Pooling,
-    Ranking, RequestId, SlotFile, SlotInfo, SlotTask, StateStats, Stats, StopReason, StoreStats, Timings, TokenProb,
-    TokenProbs,
+    Command, EmbedRequest, Embedding, EngineError, EngineHandle, EngineInfo, Event, Finish, GenerateRequest, Notice,
+    Pooling, Ranking, RequestId, SlotFile, SlotInfo, SlotTask, StateStats, Stats, StopReason, StoreStats, Timings,
+    TokenProb, TokenProbs,
+};
+use opencoti_engine::pools::{
+    Capacity, Placement, PoolAdmission, PoolChange, PoolCommand, PoolId, PoolInfo, PoolList, Projection, Rates,
+    SessionRate,
 };
 use opencoti_engine::sampling::SamplingParams;
 use opencoti_http::{Listen, Server, ServerConfig, ServerControl};
@@ -141,6 +145,8 @@ pub(crate) fn info() -> EngineInfo {
         default_sampling: SamplingParams::default(),
         default_n_predict: None,
         max_queue: 16,
+        max_pools: 4,
+        kv_unified: true,
         pooling: Pooling::Mean,
         generates: true,
         ranking: Ranking::Cosine,
@@ -169,7 +175,7 @@ pub(crate) fn token(index: u32, text: &str, request: &GenerateRequest, nth: u32)
 }
 
 pub(crate) fn started(index: u32) -> Event {
-    Event::Started { index, id_slot: index, saturated: false }
+    Event::Started { index, id_slot: index, notice: Notice::default() }
 }
 
 pub(crate) fn done(index: u32, request: &GenerateRequest, n: u32, reason: StopReason) -> Event {
@@ -181,6 +187,7 @@ pub(crate) fn done(index: u32, request: &GenerateRequest, n: u32, reason: StopRe
         has_new_line: false,
         tokens_cached: request.prompt.len() as u32 + n,
         seed: 77,
+        session_tps: 0.0,
         timings: timings(request.prompt.len(), n),
     })
 }
@@ -261,6 +268,8 @@ fn slots(busy: bool) -> Vec<SlotInfo> {
             task: Some(task.clone()).filter(|_| busy || id == 0),
             n_cached: 7,
             session_id: Some("s".to_owned()),
+            pool: Some(3),
+            n_pool_shared: 5,
         })
         .collect()
 }
@@ -283,6 +292,78 @@ fn stats() -> Stats {
     let state =
         StateStats { n_layers: 24, plane_bytes: 1 << 16, planes_total: 12, planes_used: 5, ..StateStats::default() };
     Stats { stores: vec![store], state: Some(state), snapshots: 4, processing: 1, deferred: 2, retained: 3 }
+}
+
+pub(crate) fn pool(id: PoolId) -> PoolInfo {
+    PoolInfo {
+        id,
+        parent: Some(0),
+        branch_pos: 65,
+        prefix_len: 82,
+        prefix_hash: 0xab,
+        pinned: false,
+        released: false,
+        ephemeral: true,
+        children: vec![4, 5],
+        orphaned_pin: false,
+        n_sessions: 2,
+        hits: 7,
+        admission: PoolAdmission::default(),
+        placement: Placement::Auto,
+    }
+}
+
+/// There is pool 3, and it is full.
+fn pools(command: PoolCommand) {
+    let known = |id: PoolId| match id {
+        3 => Ok(pool(id)),
+        _ => Err(EngineError::NotFound(format!("there is no pool {id}"))),
+    };
+    match command {
+        PoolCommand::Capture(capture, reply) => {
+            drop(reply.send(Ok(PoolInfo { pinned: capture.pinned, ephemeral: capture.ephemeral, ..pool(3) })));
+        }
+        PoolCommand::List(reply) => drop(reply.send(PoolList { pools: vec![pool(3)], max: 4, depth: 2 })),
+        PoolCommand::Get(id, reply) => drop(reply.send(known(id))),
+        PoolCommand::Change(id, change, reply) => drop(reply.send(known(id).map(|mut pool| {
+            match change {
+                PoolChange::Pin => pool.pinned = true,
+                PoolChange::Unpin => pool.pinned = false,
+                PoolChange::Release => pool.released = true,
+                PoolChange::Place(placement) => pool.placement = placement,
+                PoolChange::Admission(admission) => pool.admission = admission,
+            }
+            pool
+        }))),
+        PoolCommand::Capacity(id, expected, reply) => drop(reply.send(known(id).map(|_| Capacity {
+            can_admit: false,
+            reason: "context headroom exhausted".to_owned(),
+            headroom_sessions: 0,
+            mean_active_tps: 20.0,
+            compaction_pressure: 0.5,
+            free_cells: expected.unwrap_or(0),
+            settling: true,
+            settle_remaining: Duration::from_millis(1500),
+            n_warming: 1,
+            n_pool_sessions: 2,
+            guaranteed: false,
+            projection: Projection { by_model: 15.0, by_measure: Some(18.0), is_idle_estimate: false },
+            drop_per_admit: Some(2.0),
+        }))),
+        PoolCommand::Rates(reply) => drop(reply.send(Rates {
+            aggregate: 40.0,
+            n_warming: 1,
+            sessions: vec![SessionRate {
+                session_id: Some("s".to_owned()),
+                slot: 1,
+                pool: Some(3),
+                tps: 20.0,
+                active: true,
+                ctx_used: 100,
+                ctx_total: 512,
+            }],
+        })),
+    }
 }
 
 /// By the number of tokens alone; a head's score grows with the second text.
@@ -322,6 +403,9 @@ pub(crate) fn engine(info: EngineInfo, script: Script, busy: bool) -> (EngineHan
                     let _ = reply.send(Ok(SlotFile { n_tokens: 84, n_bytes: 4096, ms: 1.5 }));
                 }
                 Command::EraseSlot(_, reply) => drop(reply.send(Ok(SlotFile { n_tokens: 84, n_bytes: 0, ms: 0.0 }))),
+                Command::Prefixes(reply) => drop(reply.send(Vec::new())),
+                Command::Trace(reply) => drop(reply.send(Vec::new())),
+                Command::Pool(command) => pools(command),
                 Command::Stats(reply) => drop(reply.send(stats())),
                 Command::Shutdown(_, reply) => {
                     let _ = reply.send(());

@@ -8,6 +8,7 @@ mod hostile;
 mod lifecycle;
 mod messages;
 mod operations;
+mod polykv;
 mod rerank;
 mod responses;
 mod streaming;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use opencoti_engine::api::{EngineError, Event, StopReason};
+use opencoti_engine::api::{EngineError, Event, Notice, StopReason};
 use serde_json::{Value, json};
 
 use crate::fake::{Script, Step, TestServer, done, parse_events, says, started, token};
@@ -147,13 +147,16 @@ async fn an_engine_that_ends_without_a_word_is_an_error() {
 #[tokio::test]
 async fn a_saturated_cache_is_told_in_a_header() {
     let script: Script = Arc::new(|request| {
-        let started = Event::Started { index: 0, id_slot: 1, saturated: true };
+        let notice = Notice { saturated: Some("swa".to_owned()), sessions_remaining: Some(3), session_tps: Some(12.5) };
+        let started = Event::Started { index: 0, id_slot: 1, notice };
         vec![Step::Say(started), Step::Say(token(0, "a", request, 1)), Step::Say(done(0, request, 1, StopReason::Eos))]
     });
     let server = TestServer::new(script).await;
     for stream in [false, true] {
         let response = server.post(CHAT, streamed(json!({"stream": stream}))).await;
-        assert_eq!(response.headers()["x-kv-pool-saturated"], "1");
+        assert_eq!(response.headers()["x-kv-pool-saturated"], "swa");
+        assert_eq!(response.headers()["x-sessions-remaining"], "3");
+        assert_eq!(response.headers()["x-session-tps"], "12.50");
     }
 }
 

@@ -204,3 +204,39 @@ fn idle_sequences_make_room_and_are_bounded_in_number() {
     assert_eq!(cache.idle_sequences(), 2);
     assert_eq!(cache.longest_prefix(&tokens(5000, 10)).map(|p| p.tokens), Some(10));
 }
+
+#[test]
+fn the_tree_of_prefixes_names_each_run_once_with_who_has_it_and_how_often_it_was_shared() {
+    let mut cache = full_cache();
+    let a = cache.create();
+    feed(&mut cache, a, &tokens(0, 200));
+    let b = cache.fork(a, 120).unwrap();
+    feed(&mut cache, b, &tokens(1000, 30));
+    let c = cache.create();
+    feed(&mut cache, c, &tokens(500, 10));
+    cache.retain(b).unwrap();
+    let tree = cache.prefix_tree();
+    let shown: Vec<_> = tree.iter().map(|n| (n.parent, n.from, n.to, n.sequences, n.live, n.hits)).collect();
+    assert_eq!(
+        shown,
+        [(None, 0, 120, 2, 1, 1), (Some(0), 120, 200, 1, 1, 1), (Some(0), 120, 150, 1, 0, 0), (None, 0, 10, 1, 1, 0),]
+    );
+    // A sequence that ends inside another one's run ends a node.
+    let d = cache.fork(a, 60).unwrap();
+    assert_eq!(cache.prefix_tree()[0].to, 60);
+    cache.release(d).unwrap();
+}
+
+#[test]
+fn a_sequence_that_is_kept_whole_is_forked_and_not_taken_over() {
+    let mut cache = full_cache();
+    let a = cache.create();
+    feed(&mut cache, a, &tokens(0, 200));
+    cache.retain(a).unwrap();
+    cache.keep_whole(a).unwrap();
+    let whole = Some(Prefix { donor: a, tokens: 200 });
+    let b = cache.admit(whole, 10).unwrap();
+    assert_ne!(a, b);
+    assert_eq!(cache.prefix_of(a, &tokens(0, 300)), whole);
+    cache.check().unwrap();
+}

@@ -37,6 +37,20 @@ fn a_window_costs_live_windows_and_not_the_capacity() {
 }
 
 #[test]
+fn a_budget_of_windows_bounds_their_store_and_a_sequence_too_many_is_refused() {
+    let groups = vec![group("kv", 1, None), group("swa", 1, Some(100))];
+    let config = CacheConfig { window_sequences: Some(1), recent_sequences: 0, ..config(groups) };
+    let mut cache = Cache::new(config).unwrap();
+    // One sequence of (100 + 1 + 512) / 128 + 2 pages.
+    assert_eq!(cache.stats()[1].total, 7);
+    let a = cache.admit(None, 1000).unwrap();
+    let refused = cache.admit(None, 1000).unwrap_err();
+    assert!(refused.to_string().contains("`swa`"), "{refused}");
+    cache.release(a).unwrap();
+    cache.admit(None, 1000).unwrap();
+}
+
+#[test]
 fn idle_sequences_get_no_more_pages_of_a_window_than_of_the_whole() {
     // Live: 4 sequences of (64 + 1 + 512) / 128 + 2 pages. Idle: 1000 sequences in the 16 pages of the capacity.
     let groups = vec![group("kv", 1, None), group("swa", 1, Some(64))];

@@ -192,6 +192,7 @@ fn what_is_taken_back_is_written_to_the_same_page_again_but_never_into_a_record(
 fn idle_sequences_are_sealed_when_running_ones_need_their_room_and_stay() {
     let config = CacheConfig {
         slots: 1,
+        window_sequences: None,
         recent_sequences: 16,
         capacity_tokens: 8192,
         ..config(vec![staged_group("kv", None, 128, 0)])

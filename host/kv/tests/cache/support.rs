@@ -100,6 +100,7 @@ pub(crate) fn config(groups: Vec<GroupConfig>) -> CacheConfig {
         groups,
         capacity_tokens: 2048,
         slots: 4,
+        window_sequences: None,
         recent_sequences: 4,
         step_tokens: 512,
         rollback_tokens: 1,

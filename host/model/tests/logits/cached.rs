@@ -37,6 +37,7 @@ impl Runner {
             groups: model.graph.cache_groups().into_iter().map(group).collect(),
             capacity_tokens: 1024,
             slots: 4,
+            window_sequences: None,
             recent_sequences: 0,
             step_tokens: MAX_ROWS,
             rollback_tokens: 64,

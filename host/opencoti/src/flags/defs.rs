@@ -78,6 +78,18 @@ flags! {
     /// Requests that run at the same time (slots).
     ParallelFlag: u32 = "4", "parallel" / 'p', "engine.parallel", |s, v| s.parallel = v;
 
+    /// Most requests that run at the same time, once all others are busy and somebody waits.
+    ///
+    /// Beyond `engine.parallel`, slots are opened one at a time while each sequence would keep its rate and the machine has memory to
+    /// spare. 0 opens none.
+    MaxParallel: u32 = "0", "max-parallel", "engine.max_parallel", |s, v| s.max_parallel = v;
+
+    /// Tokens a second that each sequence must still have for another slot to be opened; 0 for no bound.
+    MaxParallelTpsFloor: f32 = "0", "max-parallel-tps-floor", "engine.max_parallel_tps_floor", |s, v| s.max_parallel_tps_floor = v;
+
+    /// Memory that must be free on the machine for another slot to be opened.
+    MaxParallelReserve: Bytes = "512MiB", "max-parallel-reserve", "engine.max_parallel_reserve", |s, v| s.max_parallel_reserve = v;
+
     /// Tokens computed in one step.
     ///
     /// Running answers get their token in every step; prompts share what is left. Smaller keeps answers smoother while
@@ -145,6 +157,17 @@ flags! {
     /// Codec of exact tokens.
     KvStageCodec: String = "f16", "cache-stage-type", "kv.stage.codec", |s, v| s.kv_stage_codec = v;
 
+    /// All sequences share the cells of the cache.
+    ///
+    /// With false each slot has room for a whole context of its own, which nobody else can take: the context is then at most
+    /// `kv.tokens` divided by `engine.parallel`, and every request reserves all of it.
+    KvUnified: bool = "true", "kv-unified", "kv.unified", |s, v| s.kv_unified = v;
+
+    /// Sequences for which stores of sliding windows have room; 0 for all slots and pools.
+    ///
+    /// Fewer take less memory; a request for which there is no window is refused before any work.
+    SwaSeqBudget: u32 = "0", "swa-seq-budget", "kv.swa_seq_budget", |s, v| s.swa_seq_budget = v;
+
     /// Memory the KV cache may take.
     ///
     /// 0 takes half of what is free at the start.
@@ -161,6 +184,12 @@ flags! {
     /// only where its windows still reach. The oldest are dropped first; none are kept with 0, or when `kv.retain` is 0,
     /// and fewer when their state takes more than half of the budget.
     Snapshots: u32 = "16", "cache-snapshots", "kv.snapshots", |s, v| s.snapshots = v;
+
+    /// Pools of prefixes at a time; 0 turns `/polykv` off.
+    ///
+    /// Each takes a place of its own beside the slots in stores of sliding windows and of recurrent state, and its pages
+    /// once it is made. See `docs/pools.md`.
+    MaxPools: u32 = "0", "polykv-max-pools", "kv.max_pools", |s, v| s.max_pools = v;
 
     /// What happens to a request whose demand the cache can't hold.
     ///

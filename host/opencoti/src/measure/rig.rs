@@ -74,6 +74,7 @@ impl Rig {
             groups: kv::groups(&pair.settings, registry, &self.model.graph)?,
             capacity_tokens: tokens,
             slots: sequences,
+            window_sequences: None,
             recent_sequences: 0,
             step_tokens: self.step_tokens,
             rollback_tokens: 1,

@@ -2,7 +2,9 @@
 
 mod batching;
 mod ends;
+mod pools;
 mod recurrent;
 mod rig;
 mod sharing;
+mod soak;
 mod surface;

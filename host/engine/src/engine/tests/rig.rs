@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::AdmissionDecider;
 use crate::api::{Command, EngineError, Event, Finish, GenerateRequest, Pooling, RequestId, TokenProbs};
-use crate::engine::{Engine, EngineConfig, EngineParts, ModelKind};
+use crate::engine::{Elastic, Engine, EngineConfig, EngineParts, ModelKind};
 use crate::runner::{StepOutputs, StepRunner};
 use crate::sampling::SamplingParams;
 use crate::scheduler::StepBudget;
@@ -197,12 +197,16 @@ impl StepRunner for Oracle {
 /// Sizes of a rig.
 pub(super) struct Sizes {
     pub(super) n_slots: usize,
+    pub(super) open_slots: Option<usize>,
+    pub(super) elastic: Elastic,
+    pub(super) reserve_context: bool,
     pub(super) n_ctx: usize,
     /// Tokens that all sequences together may hold.
     pub(super) capacity: usize,
     pub(super) n_batch: usize,
     pub(super) prefill_chunk: usize,
     pub(super) max_queue: usize,
+    pub(super) max_pools: usize,
     pub(super) window: Option<usize>,
     /// Sequences whose recurrent state there is room for; `None` for a model without.
     pub(super) states: Option<usize>,
@@ -216,11 +220,15 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             n_slots: 4,
+            open_slots: None,
+            elastic: Elastic::default(),
+            reserve_context: false,
             n_ctx: 1024,
             capacity: 8192,
             n_batch: 128,
             prefill_chunk: 64,
             max_queue: 100,
+            max_pools: 0,
             window: None,
             states: None,
             snapshots: 0,
@@ -260,7 +268,8 @@ impl Rig {
         let cache = Cache::new(CacheConfig {
             groups,
             capacity_tokens: sizes.capacity,
-            slots: sizes.states.unwrap_or(sizes.n_slots + 1),
+            slots: sizes.states.unwrap_or(sizes.n_slots + 1) + sizes.max_pools,
+            window_sequences: None,
             recent_sequences: 8,
             step_tokens: sizes.n_batch,
             rollback_tokens: 1,
@@ -285,8 +294,12 @@ impl Rig {
         let parts = EngineParts {
             config: EngineConfig {
                 n_slots: sizes.n_slots,
+                open_slots: sizes.open_slots.unwrap_or(sizes.n_slots),
+                elastic: sizes.elastic,
+                reserve_context: sizes.reserve_context,
                 n_ctx: sizes.n_ctx,
                 max_queue: sizes.max_queue,
+                max_pools: sizes.max_pools,
                 budget,
                 pooling: Pooling::Mean,
                 model: ModelKind::Generator,
@@ -385,7 +398,7 @@ impl Running {
                     answers.push(Answer { text, tokens, probs, finish });
                 }
                 Event::Failed(error) => return Err(error),
-                Event::Started { .. } | Event::Progress { .. } | Event::PromptLogprobs { .. } => {}
+                Event::Started { .. } | Event::Progress { .. } | Event::PromptLogprobs { .. } | Event::Pool(_) => {}
             }
         }
         answers.sort_by_key(|a| a.finish.index);
@@ -422,6 +435,10 @@ pub(super) fn request(prompt: Vec<u32>, n_predict: u32) -> GenerateRequest {
         id_slot: None,
         cache_prompt: true,
         session_id: None,
+        pool: None,
+        shared_slot: None,
+        make_pool: None,
+        priority: 0,
         overcommit: false,
         n_indent: 0,
         t_max_predict: None,

@@ -291,7 +291,11 @@ fn send(event: &StreamEvent, out: &mut VecDeque<Bytes>) {
 impl Frames for Stream {
     fn event(&mut self, event: Event, out: &mut VecDeque<Bytes>) {
         match event {
-            Event::Started { .. } | Event::Progress { .. } | Event::PromptLogprobs { .. } | Event::Failed(_) => {}
+            Event::Started { .. }
+            | Event::Progress { .. }
+            | Event::PromptLogprobs { .. }
+            | Event::Pool(_)
+            | Event::Failed(_) => {}
             Event::Token { text, tokens, probs, .. } => {
                 self.open(out);
                 self.growing.add_probs(&probs);
