@@ -131,6 +131,25 @@ fn a_cache_that_is_the_reference_does_not_diverge_and_a_smaller_one_does() {
 }
 
 #[test]
+fn codecs_are_compared_at_equal_exact_tokens() {
+    let lab = Lab::new();
+    let exact = |kv: &str, more: &[&str]| {
+        let args = ["--tokens", "400", "--scored", "20", "--kv", kv];
+        let (_, found) = lab.experiment("kld", &[&args[..], more].concat());
+        (found["exact_tokens"].clone(), finding(&found, "q4_0")["kld"].as_f64().expect("a number"))
+    };
+    let (none, alone) = exact("q4_0", &[]);
+    assert_eq!(none, json!({"newest": 0, "sink": 0}));
+    // Beside a codec that can't do without exact tokens, the others have as many, and diverge less.
+    let (page, beside) = exact("q4_0,kvarn4", &[]);
+    assert_eq!(page, json!({"newest": 128, "sink": 0}));
+    assert!(beside < alone, "{beside} {alone}");
+    let (asked, more) = exact("q4_0,kvarn4", &["--cache-stage-tokens", "512"]);
+    assert_eq!(asked, json!({"newest": 512, "sink": 0}));
+    assert!(more < 1e-6, "all is exact: {more}");
+}
+
+#[test]
 fn row_by_row_and_many_rows_at_once_give_the_same_divergence() {
     let lab = Lab::new();
     let found = |rows: &str, passages: &str| {

@@ -135,8 +135,7 @@ struct LayerError {
 /// What kept it from being run.
 pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Options) -> Result<bool> {
     let pairs = codecs::pairs(settings, &common.kv)?;
-    let labels: Vec<&str> = pairs.iter().map(|pair| pair.label.as_str()).collect();
-    let gates = SHAPE.gates(common, &labels)?;
+    let gates = SHAPE.gates(common, &pairs)?;
     let captured = capture::run(settings, registry, common, own.tokens, own.queries)?;
     let graph = &captured.model.graph;
     let table = match &own.table {

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::gates::{Finding, Metrics};
 use super::lockstep::{self, Pace, Track};
 use super::report::{self, Column, Shape, percent, plain};
-use super::{Options as Common, text};
+use super::{Options as Common, exact, text};
 use crate::boot;
 use crate::measure::codecs::{self, Pair};
 use crate::measure::machine;
@@ -79,11 +79,11 @@ pub const fn shape(name: Name) -> Shape {
 /// What kept it from being run.
 pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Options) -> Result<bool> {
     check(own)?;
-    let pairs = with_reference(settings, &own.reference, codecs::pairs(settings, &common.kv)?)?;
-    let labels: Vec<&str> = pairs.iter().map(|pair| pair.label.as_str()).collect();
+    let mut pairs = with_reference(settings, &own.reference, codecs::pairs(settings, &common.kv)?)?;
     let shape = shape(own.name);
-    let gates = shape.gates(common, &labels)?;
+    let gates = shape.gates(common, &pairs)?;
     let mut rig = load(settings, own)?;
+    let exact = exact::equalise(&mut pairs, registry, &rig.model.graph)?;
     let tokens = common.text.tokens(&rig.model.tokenizer)?;
     let passages = text::passages(&tokens, own.tokens, own.passages, text::begin(&rig.model.tokenizer))?;
     let findings = measure(&mut rig, registry, &pairs, &passages, own)?;
@@ -94,6 +94,7 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
         "tokens": own.tokens,
         "scored": own.scored,
         "rows": own.rows,
+        "exact_tokens": exact,
         "positions": passages.len() * own.scored,
     });
     report::show(&shape, common, facts, &findings, &gates)

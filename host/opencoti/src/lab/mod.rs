@@ -9,6 +9,7 @@ mod calibrate;
 mod capture;
 mod codecs;
 mod compare;
+mod exact;
 mod gates;
 mod kld;
 mod lockstep;

@@ -13,7 +13,7 @@ use super::gates::{Finding, Metrics};
 use super::lockstep::{self, Pace, Track};
 use super::needles::{Haystack, MOST_DEPTHS, Maker, Question, Task};
 use super::report::{self, Column, Shape, percent, plain};
-use super::{Options as Common, kld, text};
+use super::{Options as Common, exact, kld, text};
 use crate::measure::codecs::{self, Pair};
 use crate::measure::rig::{Rig, Size};
 use crate::measure::stats;
@@ -75,12 +75,12 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
     if own.depths.len() > MOST_DEPTHS || own.depths.iter().any(|&depth| depth > 100) {
         bail!("`--depths` has {:?}, expected up to {MOST_DEPTHS} numbers from 0 to 100", own.depths);
     }
-    let pairs = kld::with_reference(settings, &own.reference, codecs::pairs(settings, &common.kv)?)?;
-    let labels: Vec<&str> = pairs.iter().map(|pair| pair.label.as_str()).collect();
-    let gates = SHAPE.gates(common, &labels)?;
+    let mut pairs = kld::with_reference(settings, &own.reference, codecs::pairs(settings, &common.kv)?)?;
+    let gates = SHAPE.gates(common, &pairs)?;
     let longest = own.lengths.iter().max().copied().unwrap_or(0) + QUESTION;
     let size = Size { rows: settings.batch_size.max(1) as usize, outputs: 1, context: longest };
     let mut rig = Rig::load(settings, size, |model| Box::new(Attention::new(&model.graph)))?;
+    let exact = exact::equalise(&mut pairs, registry, &rig.model.graph)?;
     let text = common.text.tokens(&rig.model.tokenizer)?;
 
     // The haystack, and a fork of it that begins in a page of its own.
@@ -104,6 +104,7 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
         "model": settings.model.as_ref().map(|path| path.display().to_string()),
         "lengths": own.lengths,
         "trials": own.trials,
+        "exact_tokens": exact,
         "questions": pairs.iter().zip(&outcomes).map(|(pair, o)| questions(pair, o)).collect::<Vec<_>>(),
     });
     if !common.as_json {

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::Options;
 use super::gates::{self, Finding, Gate};
 use crate::measure;
+use crate::measure::codecs::Pair;
 use crate::measure::plot::{self, Axis, Chart, Scale, Series, Style};
 use crate::measure::table::{Table, number};
 
@@ -52,12 +53,13 @@ impl Shape {
     ///
     /// # Errors
     /// One that is not understood.
-    pub fn gates(&self, options: &Options, labels: &[&str]) -> Result<Vec<Gate>> {
+    pub fn gates(&self, options: &Options, pairs: &[Pair]) -> Result<Vec<Gate>> {
+        let labels: Vec<&str> = pairs.iter().map(|pair| pair.label.as_str()).collect();
         let texts = match options.gates.is_empty() {
             true => self.gates.iter().map(|&gate| gate.to_owned()).collect(),
             false => options.gates.clone(),
         };
-        gates::parse(&texts, &self.metrics(), labels)
+        gates::parse(&texts, &self.metrics(), &labels)
     }
 }
 

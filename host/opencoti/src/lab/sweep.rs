@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::gates::Finding;
 use super::report::{self, Column, Shape, percent, plain};
-use super::{Options as Common, kld, text};
+use super::{Options as Common, exact, kld, text};
 use crate::boot;
 use crate::measure::codecs::Pair;
 use crate::measure::machine;
@@ -44,9 +44,9 @@ const SHAPE: Shape = Shape { name: "sweep", columns: &COLUMNS, plotted: plain("k
 pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Options) -> Result<bool> {
     kld::check(&own.kld)?;
     let mut rig = kld::load(settings, &own.kld)?;
-    let pairs = usable(&rig, registry, pairs(settings, registry, common, own)?)?;
-    let labels: Vec<&str> = pairs.iter().map(|pair| pair.label.as_str()).collect();
-    let gates = SHAPE.gates(common, &labels)?;
+    let mut pairs = usable(&rig, registry, pairs(settings, registry, common, own)?)?;
+    let gates = SHAPE.gates(common, &pairs)?;
+    let exact = exact::equalise(&mut pairs, registry, &rig.model.graph)?;
     let tokens = common.text.tokens(&rig.model.tokenizer)?;
     let passages = text::passages(&tokens, own.kld.tokens, own.kld.passages, text::begin(&rig.model.tokenizer))?;
     let mut findings = kld::measure(&mut rig, registry, &pairs, &passages, &own.kld)?;
@@ -60,6 +60,7 @@ pub fn run(settings: &Settings, registry: &Registry, common: &Common, own: &Opti
         "tokens": own.kld.tokens,
         "scored": own.kld.scored,
         "rows": own.kld.rows,
+        "exact_tokens": exact,
     });
     report::show(&SHAPE, common, facts, &findings, &gates)
 }
