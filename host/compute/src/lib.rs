@@ -4,6 +4,7 @@
 //! tokens, where their keys and values go, and which segments each query reads. Executors know operations, segments
 //! and merges; they know nothing of the feature a segment came from.
 
+pub mod channels;
 pub mod cpu;
 pub mod graph;
 pub mod plan;

@@ -11,11 +11,13 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::host::Codec;
 use opencoti_plugin_api::kv_codec::Side;
 
+use crate::channels::Channels;
 use crate::graph::RowIndex;
 
 /// Which keys of a segment a query may see, by position.
@@ -166,6 +168,8 @@ pub struct TileSide {
     pub offset: usize,
     /// Bytes of a tile; head `h` lies at `offset + h * tile_bytes`.
     pub tile_bytes: usize,
+    /// What is done to the channels before the codec sees them.
+    pub channels: Option<Arc<Channels>>,
 }
 
 /// One layer's tiles in a page.

@@ -1,7 +1,9 @@
 //! The cache: stores and sequences, and what keeps them consistent.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use opencoti_compute::channels::{Channels, LayerChannels};
 use opencoti_compute::plan::StoreView;
 use opencoti_plugin_api::PAGE_TOKENS;
 
@@ -48,6 +50,29 @@ impl Cache {
             steps: 0,
             clock: 0,
         })
+    }
+
+    /// Prepares the channels of a group's layers before its codecs see them: for each layer those of keys and of values.
+    /// `name` says whose they are; a state file with others is refused by it. Exact tokens of a stage are
+    /// kept as they are. Only for a cache that has never held a token.
+    ///
+    /// # Errors
+    /// Another number of layers than the group has, or channels of other heads.
+    pub fn use_channels(&mut self, group: usize, name: &str, layers: Vec<LayerChannels>) -> Result<(), ConfigError> {
+        let store = &mut self.stores[group];
+        let geometry = self.config.groups[group].geometry;
+        let of = |c: &Option<Arc<Channels>>, dim: usize| {
+            c.as_ref().is_none_or(|c| (c.n_heads(), c.head_dim()) == (geometry.n_kv_heads, dim))
+        };
+        let right = |l: &LayerChannels| of(&l.k, geometry.k_head_dim) && of(&l.v, geometry.v_head_dim);
+        if layers.len() != store.view.layers.len() || !layers.iter().all(right) {
+            return Err(ConfigError::Channels { group: store.name.clone(), name: name.to_owned() });
+        }
+        for (tiles, channels) in store.view.layers.iter_mut().zip(layers) {
+            (tiles.k.channels, tiles.v.channels) = (channels.k, channels.v);
+        }
+        store.channels = name.to_owned();
+        Ok(())
     }
 
     /// The configuration it was made of.

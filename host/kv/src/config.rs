@@ -344,7 +344,7 @@ impl GroupConfig {
             let tile_bytes = codec.layout().tile_bytes.checked_next_multiple_of(TILE_ALIGN)?;
             let offset = end;
             end = end.checked_add(tile_bytes.checked_mul(self.geometry.n_kv_heads)?)?;
-            Some(TileSide { codec: codec.clone(), offset, tile_bytes })
+            Some(TileSide { codec: codec.clone(), offset, tile_bytes, channels: None })
         };
         let mut layers = Vec::new();
         for _ in 0..self.n_layers {

@@ -32,6 +32,14 @@ pub enum ConfigError {
         /// Head size of the group.
         head_dim: usize,
     },
+    /// A table of channels of another model.
+    #[error("{name} has channels for other layers or heads than cache group `{group}` has")]
+    Channels {
+        /// Cache group.
+        group: String,
+        /// Name of the table.
+        name: String,
+    },
     /// A codec that encodes groups of tokens.
     #[error(
         "codec `{codec}` for {side} of cache group `{group}` encodes {stage_tokens} exact tokens as a whole, but the group \

@@ -31,6 +31,8 @@ pub(crate) struct Store {
     pub(crate) slot_pages: usize,
     pub(crate) n_kv_heads: usize,
     pub(crate) view: StoreView,
+    /// Name of the table by which channels are prepared; empty when they are not.
+    pub(crate) channels: String,
     pub(crate) pages: Vec<Page>,
     pub(crate) pool: Pool,
     pub(crate) stage: Option<Stage>,
@@ -65,6 +67,7 @@ impl Store {
                 n_pages: plan.n_pages,
                 layers: plan.layers,
             },
+            channels: String::new(),
             pages: vec![Page::default(); plan.n_pages],
             pool: Pool::new(n_pages),
             stage,

@@ -22,7 +22,7 @@ use opencoti_plugin_api::residency::{self, EVENT_START, GroupState};
 use opencoti_registry::Registry;
 
 use crate::settings::{PoolingChoice, Settings};
-use crate::{fingerprint, kv, memory};
+use crate::{channels, fingerprint, kv, memory};
 
 /// Texts of an encoder for each of which the cache has a page, so that short ones run together.
 const ENCODER_TEXTS: usize = 64;
@@ -35,6 +35,7 @@ pub struct Prepared {
     model: Model,
     template: Arc<ChatTemplate>,
     cache: CacheConfig,
+    channels: channels::Prepared,
     /// What people should know.
     pub summary: Summary,
     n_ctx: u32,
@@ -72,6 +73,7 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
     let (template, template_source) = template(settings, &model)?;
     let n_ctx = slot_context(settings, context(settings, &model)?)?;
     let cache = cache_config(settings, registry, &model, n_ctx)?;
+    let channels = channels::Prepared::read(settings, &model)?;
 
     let name = model.name.clone().unwrap_or_else(|| file_stem(path));
     let mut prepared = Prepared {
@@ -80,6 +82,7 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
         model,
         template: Arc::new(template),
         cache,
+        channels,
         summary: Summary::default(),
         n_ctx,
         name,
@@ -115,6 +118,9 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Res
     );
     for group in &cache.groups {
         add_cache_group(&mut summary, group);
+    }
+    if !prepared.channels.name().is_empty() {
+        summary.add("channels", prepared.channels.name());
     }
     add_memory(&mut summary, cache)?;
     let residency = registry.residency().map(|policy| policy.instance().name().to_owned());
@@ -540,6 +546,8 @@ impl Prepared {
         // What products need of the weights is packed now.
         self.model.file.release();
         let info = self.info(settings, registry);
+        let mut cache = Cache::new(self.cache)?;
+        self.channels.apply(&mut cache)?;
         let parts = EngineParts {
             config: EngineConfig {
                 n_slots: settings.slots() as usize,
@@ -556,7 +564,7 @@ impl Prepared {
                 pooling: self.pooling,
                 model: kind(&self.model),
             },
-            cache: Cache::new(self.cache)?,
+            cache,
             runner: Box::new(executor),
             vocab: Arc::new(Vocab::from(self.model.tokenizer.as_ref())),
             model: fingerprint::of(&self.model, &self.name),

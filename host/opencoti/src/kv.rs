@@ -9,6 +9,7 @@ use opencoti_plugin_api::kv_codec::Side;
 use opencoti_registry::Registry;
 use serde_json::{Map, Value, json};
 
+use crate::channels;
 use crate::settings::{Rotation, Settings};
 
 /// Name of a group in messages and metrics.
@@ -27,6 +28,7 @@ fn options(settings: &Settings, side: Side) -> Map<String, Value> {
         Side::V => (&settings.kv_v, &settings.kv_v_options),
     };
     let mut options = table.0.clone();
+    options.retain(|key, _| !channels::OPTIONS.contains(&key.as_str()));
     let rotate = match settings.kv_rotation {
         Rotation::None => false,
         Rotation::Hadamard => is_quantised_scalar(codec) || is_half(codec),
@@ -161,6 +163,15 @@ mod tests {
             let settings = Settings { kv_k: codec.to_owned(), kv_rotation, ..Settings::with_defaults() };
             assert_eq!(options(&settings, Side::K).contains_key("rotation"), rotated, "{codec}");
         }
+    }
+
+    #[test]
+    fn a_table_is_for_the_host_and_no_codec_sees_it() {
+        let mut settings = Settings::with_defaults();
+        for (key, value) in [("table", "t.json"), ("prepare", "mean"), ("scale", "norm")] {
+            settings.kv_k_options.0.insert(key.to_owned(), json!(value));
+        }
+        assert_eq!(Value::Object(options(&settings, Side::K)), json!({"scale": "norm"}));
     }
 
     #[test]

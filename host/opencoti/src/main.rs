@@ -2,6 +2,7 @@
 
 mod bench;
 mod boot;
+mod channels;
 mod chat;
 mod cli;
 mod config;

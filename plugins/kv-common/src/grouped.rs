@@ -4,6 +4,8 @@
 //! Two planes: the codes of slot 0 group 0, slot 0 group 1, …, slot 1 group 0, …; behind them the scales, f16, in the
 //! same order. A format says how many bytes the codes of a group take and what they mean.
 
+use std::marker::PhantomData;
+
 use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesOf, CpuTilesVtbl, Scores, ScoresMut};
 use opencoti_plugin_api::kv_codec::{Facts, KvCodec, OpenParams, Rows, RowsMut, Side};
 use opencoti_plugin_api::{Error, PAGE_TOKENS};
@@ -46,31 +48,32 @@ struct Shape {
     head_dim: usize,
     rotation: SignedRotation,
     rule: ScaleRule,
+    /// Groups in a row.
+    groups: usize,
     /// Bytes of the codes of a group.
     code_bytes: usize,
+    /// Where the scales begin.
+    scales_at: usize,
+    /// One over the root of a group's size: what makes a stored scale that of normalised values.
+    unit: f32,
 }
 
 impl Shape {
-    /// Groups in a row.
-    #[inline(always)]
-    fn groups(&self) -> usize {
-        self.head_dim / self.rotation.group()
-    }
-
-    #[inline(always)]
-    fn scales_at(&self) -> usize {
-        PAGE_TOKENS * self.groups() * self.code_bytes
+    fn new(head_dim: usize, rotation: SignedRotation, rule: ScaleRule, code_bytes: usize) -> Self {
+        let groups = head_dim / rotation.group();
+        let unit = 1.0 / (rotation.group() as f32).sqrt();
+        Shape { head_dim, rotation, rule, groups, code_bytes, scales_at: PAGE_TOKENS * groups * code_bytes, unit }
     }
 
     fn tile_bytes(&self) -> usize {
-        self.scales_at() + PAGE_TOKENS * self.groups() * SCALE
+        self.scales_at + PAGE_TOKENS * self.groups * SCALE
     }
 
     /// Codes and scale of group `g` of the row in `slot`.
     #[inline(always)]
     fn group<'a>(&self, tile: &'a [u8], slot: usize, g: usize) -> (&'a [u8], [u8; SCALE]) {
-        let index = slot * self.groups() + g;
-        let scale = &tile[self.scales_at() + index * SCALE..][..SCALE];
+        let index = slot * self.groups + g;
+        let scale = &tile[self.scales_at + index * SCALE..][..SCALE];
         (&tile[index * self.code_bytes..][..self.code_bytes], [scale[0], scale[1]])
     }
 }
@@ -94,17 +97,17 @@ macro_rules! on {
         $(#[target_feature(enable = $features)])?
         unsafe fn on_decode<F: GroupFormat>(shape: &Shape, tile: &[u8], first: usize, rows: RowsMut) {
             // SAFETY: the features are those of the set.
-            unsafe { tiles::decode::<$isa>(&RowsOf::<F>::of(shape), tile, first, rows) }
+            unsafe { tiles::decode::<$isa>(&RowsOf::<F>(shape, PhantomData), tile, first, rows) }
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn on_score<F: GroupFormat>(shape: &Shape, q: &[f32], tile: &[u8], first: usize, scores: RowsMut) {
             // SAFETY: the features are those of the set.
-            unsafe { tiles::score::<$isa>(&RowsOf::<F>::of(shape), q, tile, first, scores) }
+            unsafe { tiles::score::<$isa>(&RowsOf::<F>(shape, PhantomData), q, tile, first, scores) }
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn on_accumulate<F: GroupFormat>(shape: &Shape, w: Rows, tile: &[u8], first: usize, acc: RowsMut) {
             // SAFETY: the features are those of the set.
-            unsafe { tiles::accumulate::<$isa>(&RowsOf::<F>::of(shape), w, tile, first, acc) }
+            unsafe { tiles::accumulate::<$isa>(&RowsOf::<F>(shape, PhantomData), w, tile, first, acc) }
         }
         &Kernels {
             encode: on_encode::<F>,
@@ -154,8 +157,7 @@ fn tame(x: &mut [f32]) {
 #[inline(always)]
 fn encode<F: GroupFormat>(shape: &Shape, tile: &mut [u8], slot: usize, row: &[f32]) {
     let n = shape.rotation.group();
-    let scales_at = shape.scales_at();
-    let (codes, scales) = tile.split_at_mut(scales_at);
+    let (codes, scales) = tile.split_at_mut(shape.scales_at);
     let mut space = [0.0; MAX_GROUP];
     let y = &mut space[..n];
     for (g, x) in row.chunks_exact(n).enumerate() {
@@ -168,7 +170,7 @@ fn encode<F: GroupFormat>(shape: &Shape, tile: &mut [u8], slot: usize, row: &[f3
         let unit = if size < 1e-10 { 0.0 } else { (n as f32).sqrt() / size };
         y.iter_mut().for_each(|v| *v *= unit);
         shape.rotation.forward(y);
-        let index = slot * shape.groups() + g;
+        let index = slot * shape.groups + g;
         let fit = F::encode(y, &mut codes[index * shape.code_bytes..][..shape.code_bytes]);
         let scale = if unit == 0.0 { 0.0 } else { shape.rule.scale(fit, size, n) };
         let bits = half::f16::from_f32(scale.min(MAX_HALF)).to_le_bytes();
@@ -177,34 +179,22 @@ fn encode<F: GroupFormat>(shape: &Shape, tile: &mut [u8], slot: usize, row: &[f3
 }
 
 /// The rows of a format's tiles.
-struct RowsOf<'a, F> {
-    shape: &'a Shape,
-    /// What a stored scale is multiplied with to become that of normalised values.
-    unit: f32,
-    format: std::marker::PhantomData<F>,
-}
-
-impl<'a, F> RowsOf<'a, F> {
-    #[inline(always)]
-    fn of(shape: &'a Shape) -> Self {
-        let unit = 1.0 / (shape.rotation.group() as f32).sqrt();
-        RowsOf { shape, unit, format: std::marker::PhantomData }
-    }
-}
+struct RowsOf<'a, F>(&'a Shape, PhantomData<F>);
 
 impl<F: GroupFormat> DecodeRows for RowsOf<'_, F> {
     #[inline(always)]
     fn head_dim(&self) -> usize {
-        self.shape.head_dim
+        self.0.head_dim
     }
 
     #[inline(always)]
     unsafe fn decode<I: Isa>(&self, tile: &[u8], slot: usize, out: &mut [f32]) {
-        let n = self.shape.rotation.group();
-        for (g, out) in out.chunks_exact_mut(n).enumerate() {
-            let (codes, scale) = self.shape.group(tile, slot, g);
+        let n = self.0.rotation.group();
+        // `chunks_exact` would divide, which takes as long as half a group.
+        for g in 0..self.0.groups {
+            let (out, (codes, scale)) = (&mut out[g * n..][..n], self.0.group(tile, slot, g));
             // SAFETY: features by the caller; the codes are those of a group.
-            unsafe { F::decode::<I>(codes, I::half(u16::from_le_bytes(scale)) * self.unit, out) }
+            unsafe { F::decode::<I>(codes, I::half(u16::from_le_bytes(scale)) * self.0.unit, out) }
         }
     }
 }
@@ -240,13 +230,13 @@ impl GroupCodec {
             }
         };
         let code_bytes = F::code_bytes(rotation.group());
-        Ok(GroupCodec { shape: Shape { head_dim, rotation, rule, code_bytes }, kernels: Kernels::of::<F>(level) })
+        Ok(GroupCodec { shape: Shape::new(head_dim, rotation, rule, code_bytes), kernels: Kernels::of::<F>(level) })
     }
 
     /// The row in slot `slot` as public code lays it out: for each group the scale, then the codes.
     pub fn public_row(&self, tile: &[u8], slot: usize) -> Vec<u8> {
         let mut out = Vec::new();
-        for g in 0..self.shape.groups() {
+        for g in 0..self.shape.groups {
             let (codes, scale) = self.shape.group(tile, slot, g);
             out.extend_from_slice(&scale);
             (self.kernels.public_codes)(codes, self.shape.rotation.group(), &mut out);

@@ -41,8 +41,8 @@ pub unsafe trait Lanes {
     /// Eight floats.
     type Floats: Copy;
 
-    /// Eight floats, any alignment.
-    unsafe fn table(values: &[f32; 8]) -> Self::Floats;
+    /// Eight floats times `scale`.
+    unsafe fn scaled(values: &[f32; 8], scale: f32) -> Self::Floats;
     /// The lanes of a chunk: `8 * BYTES` bytes from `bytes` on. Only the lowest `8 * BYTES` bits of each are defined.
     unsafe fn spread<const BYTES: usize>(bytes: &[u8]) -> Self::Codes;
     /// Every lane shifted down by `BITS`, as a constant.
@@ -51,23 +51,31 @@ pub unsafe trait Lanes {
     unsafe fn look_up(table: Self::Floats, codes: Self::Codes) -> Self::Floats;
     /// Negates where bit 3 of the lane is set.
     unsafe fn negate_by_bit_3(values: Self::Floats, codes: Self::Codes) -> Self::Floats;
+    /// Writes eight signed 16-bit numbers times `step`, two in each word, the first of them in the lower half.
+    unsafe fn put_pairs(pairs: [u32; 4], step: f32, to: &mut [f32; 8]);
     /// Writes eight floats, any alignment.
     unsafe fn put(values: Self::Floats, to: &mut [f32; 8]);
 }
 
 /// Reads codes of `BITS` bits: two and three index the table, four have a sign in their highest bit and index the table by
-/// the others. A table for two bits is four values, twice. `bytes` is what [`pack`] packed from `out.len()` codes.
+/// the others. A table for two bits is four values, twice. `bytes` is what [`pack`] packed from `out.len()` codes; what is
+/// written is the table's value times `scale`.
 ///
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
-pub unsafe fn look_up<L: Lanes, const BITS: usize, const SHIFT: i32>(table: &[f32; 8], bytes: &[u8], out: &mut [f32]) {
+pub unsafe fn look_up<L: Lanes, const BITS: usize, const SHIFT: i32>(
+    table: &[f32; 8],
+    scale: f32,
+    bytes: &[u8],
+    out: &mut [f32],
+) {
     assert!(bytes.len() * 8 == out.len() * BITS && SHIFT as usize == BITS);
     let (chunks, rest) = out.as_chunks_mut::<64>();
     for (out, bytes) in chunks.iter_mut().zip(bytes.chunks_exact(8 * BITS)) {
         // SAFETY: features by the caller.
         unsafe {
-            let table = L::table(table);
+            let table = L::scaled(table, scale);
             let mut codes = L::spread::<BITS>(bytes);
             for eight in out.as_chunks_mut::<8>().0 {
                 let values = L::look_up(table, codes);
@@ -81,7 +89,7 @@ pub unsafe fn look_up<L: Lanes, const BITS: usize, const SHIFT: i32>(table: &[f3
     let bytes = &bytes[chunks.len() * 8 * BITS..];
     for (i, to) in rest.iter_mut().enumerate() {
         let code = unpack::<BITS>(bytes, 32, i);
-        let value = table[usize::from(code & 7)];
+        let value = table[usize::from(code & 7)] * scale;
         *to = if BITS == 4 && code >= 8 { -value } else { value };
     }
 }
@@ -92,8 +100,8 @@ unsafe impl Lanes for crate::isa::Portable {
     type Floats = [f32; 8];
 
     #[inline(always)]
-    unsafe fn table(values: &[f32; 8]) -> [f32; 8] {
-        *values
+    unsafe fn scaled(values: &[f32; 8], scale: f32) -> [f32; 8] {
+        values.map(|v| v * scale)
     }
 
     #[inline(always)]
@@ -121,6 +129,13 @@ unsafe impl Lanes for crate::isa::Portable {
     }
 
     #[inline(always)]
+    unsafe fn put_pairs(pairs: [u32; 4], step: f32, to: &mut [f32; 8]) {
+        for (to, pair) in to.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+            *to = [f32::from(pair as i16) * step, f32::from((pair >> 16) as i16) * step];
+        }
+    }
+
+    #[inline(always)]
     unsafe fn put(values: [f32; 8], to: &mut [f32; 8]) {
         *to = values;
     }
@@ -138,9 +153,9 @@ mod x86 {
         type Floats = __m256;
 
         #[inline(always)]
-        unsafe fn table(values: &[f32; 8]) -> __m256 {
+        unsafe fn scaled(values: &[f32; 8], scale: f32) -> __m256 {
             // SAFETY: features by the caller.
-            unsafe { _mm256_loadu_ps(values.as_ptr()) }
+            unsafe { _mm256_mul_ps(_mm256_loadu_ps(values.as_ptr()), _mm256_set1_ps(scale)) }
         }
 
         #[inline(always)]
@@ -188,6 +203,16 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn put_pairs(pairs: [u32; 4], step: f32, to: &mut [f32; 8]) {
+            let [a, b, c, d] = pairs.map(u32::cast_signed);
+            // SAFETY: features by the caller.
+            unsafe {
+                let values = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_setr_epi32(a, b, c, d)));
+                _mm256_storeu_ps(to.as_mut_ptr(), _mm256_mul_ps(values, _mm256_set1_ps(step)));
+            }
+        }
+
+        #[inline(always)]
         unsafe fn put(values: __m256, to: &mut [f32; 8]) {
             // SAFETY: features by the caller.
             unsafe { _mm256_storeu_ps(to.as_mut_ptr(), values) }
@@ -200,9 +225,9 @@ mod x86 {
         type Floats = __m256;
 
         #[inline(always)]
-        unsafe fn table(values: &[f32; 8]) -> __m256 {
-            // SAFETY: passed on, here and below.
-            unsafe { Avx2::table(values) }
+        unsafe fn scaled(values: &[f32; 8], scale: f32) -> __m256 {
+            // SAFETY: passed on.
+            unsafe { Avx2::scaled(values, scale) }
         }
 
         #[inline(always)]
@@ -227,6 +252,12 @@ mod x86 {
         unsafe fn negate_by_bit_3(values: __m256, codes: __m256i) -> __m256 {
             // SAFETY: passed on.
             unsafe { Avx2::negate_by_bit_3(values, codes) }
+        }
+
+        #[inline(always)]
+        unsafe fn put_pairs(pairs: [u32; 4], step: f32, to: &mut [f32; 8]) {
+            // SAFETY: passed on.
+            unsafe { Avx2::put_pairs(pairs, step, to) }
         }
 
         #[inline(always)]

@@ -23,7 +23,7 @@ const QUAD: usize = 4;
 
 /// Decoding of the rows of a tile.
 pub trait DecodeRows {
-    /// Values in a row; a multiple of 16 up to [`MAX_HEAD_DIM`].
+    /// Values in a row; a multiple of 32 up to [`MAX_HEAD_DIM`].
     fn head_dim(&self) -> usize;
 
     /// Decodes the row in `slot` to `out`. Any bytes decode to some values.
@@ -81,27 +81,39 @@ pub unsafe fn score<I: Isa>(decoder: &impl DecodeRows, q: &[f32], tile: &[u8], f
         for (quad, k) in k.chunks_exact(QUAD * d).enumerate().take(n.div_ceil(QUAD)) {
             let at = t + quad * QUAD;
             let mut r = 0;
-            while r + 2 <= n_rows {
+            while r < n_rows {
                 // SAFETY: features by the caller.
-                let [a, b] = unsafe { dots::<I, 2>(&q[r * d..][..2 * d], k, d) };
-                put(scores.row(r), at, a);
-                put(scores.row(r + 1), at, b);
-                r += 2;
-            }
-            if r < n_rows {
-                // SAFETY: features by the caller.
-                let [a] = unsafe { dots::<I, 1>(&q[r * d..][..d], k, d) };
-                put(scores.row(r), at, a);
+                unsafe {
+                    // Four rows are two pairs rather than three and one.
+                    r += match n_rows - r {
+                        1 => put_dots::<I, 1>(r, q, k, d, at, &mut scores),
+                        2 | 4 => put_dots::<I, 2>(r, q, k, d, at, &mut scores),
+                        _ => put_dots::<I, 3>(r, q, k, d, at, &mut scores),
+                    };
+                }
             }
         }
     }
 }
 
+/// Scores of rows `r .. r + R` and four keys, from slot `at` on; gives `R`.
 #[inline(always)]
-fn put(row: &mut [f32], at: usize, sums: [f32; QUAD]) {
-    for (to, sum) in row[at..].iter_mut().zip(sums) {
-        *to = sum;
+unsafe fn put_dots<I: Isa, const R: usize>(
+    r: usize,
+    q: &[f32],
+    k: &[f32],
+    d: usize,
+    at: usize,
+    scores: &mut RowsMut,
+) -> usize {
+    // SAFETY: features by the caller.
+    let sums = unsafe { dots::<I, R>(&q[r * d..][..R * d], k, d) };
+    for (i, sums) in sums.into_iter().enumerate() {
+        for (to, sum) in scores.row(r + i)[at..].iter_mut().zip(sums) {
+            *to = sum;
+        }
     }
+    R
 }
 
 /// Products of `R` rows of `q` with four rows of `k`, each `d` values long.
@@ -163,24 +175,31 @@ pub unsafe fn accumulate<I: Isa>(
     }
 }
 
-/// `acc += sum over t of w[t] * v[t]`.
+/// `acc += sum over t of w[t] * v[t]`, 32 values at a time, so that sums of several vectors run side by side.
 #[inline(always)]
 unsafe fn add_weighted<I: Isa>(w: &[f32; TOKENS], v: &[f32], acc: &mut [f32]) {
+    const AT_ONCE: usize = 32;
+    const MOST: usize = 4;
     let d = acc.len();
-    assert!(v.len() == TOKENS * d && d.is_multiple_of(I::LANES));
+    let n = AT_ONCE / I::LANES;
+    assert!(v.len() == TOKENS * d && d.is_multiple_of(AT_ONCE) && n <= MOST);
     // SAFETY: the assertion bounds every access; features by the caller.
     unsafe {
-        let mut lanes = [I::splat(0.0); TOKENS];
-        for t in 0..TOKENS {
-            lanes[t] = I::splat(w[t]);
-        }
-        for i in (0..d).step_by(I::LANES) {
+        for i in (0..d).step_by(AT_ONCE) {
             let to = acc.as_mut_ptr().add(i);
-            let mut sum = I::load(to);
-            for t in 0..TOKENS {
-                sum = I::fma(lanes[t], I::load(v.as_ptr().add(t * d + i)), sum);
+            let mut sums = [I::splat(0.0); MOST];
+            for u in 0..n {
+                sums[u] = I::load(to.add(u * I::LANES));
             }
-            I::store(to, sum);
+            for t in 0..TOKENS {
+                let w = I::splat(w[t]);
+                for u in 0..n {
+                    sums[u] = I::fma(w, I::load(v.as_ptr().add(t * d + i + u * I::LANES)), sums[u]);
+                }
+            }
+            for u in 0..n {
+                I::store(to.add(u * I::LANES), sums[u]);
+            }
         }
     }
 }

@@ -30,9 +30,9 @@ use opencoti_plugin_api::{Error, PluginRoot};
 use trellis::Codebook;
 
 /// For two bits; SHA-256 of the little-endian 16-bit words 5d138a657c1654d4….
-static BOOK_2: Codebook<2, 4, 256> = Codebook::parse(include_bytes!("codebook_2.hex"));
+static BOOK_2: Codebook<2, 4, 256, 1024> = Codebook::parse(include_bytes!("codebook_2.hex"));
 /// For three bits; SHA-256 c3e257c8bcb0c15c….
-static BOOK_3: Codebook<3, 8, 512> = Codebook::parse(include_bytes!("codebook_3.hex"));
+static BOOK_3: Codebook<3, 8, 512, 4096> = Codebook::parse(include_bytes!("codebook_3.hex"));
 
 /// The plugin.
 pub struct TrellisCodecs;
@@ -117,7 +117,8 @@ macro_rules! format_of {
 
             #[inline(always)]
             unsafe fn decode<I: Isa>(codes: &[u8], scale: f32, out: &mut [f32]) {
-                $book.read(codes, scale, out);
+                // SAFETY: features by the caller.
+                unsafe { $book.read::<I>(codes, scale, out) }
             }
 
             fn public_codes(codes: &[u8], _: usize, out: &mut Vec<u8>) {
@@ -127,5 +128,5 @@ macro_rules! format_of {
     };
 }
 
-format_of!(Two, BOOK_2, Codebook<2, 4, 256>);
-format_of!(Three, BOOK_3, Codebook<3, 8, 512>);
+format_of!(Two, BOOK_2, Codebook<2, 4, 256, 1024>);
+format_of!(Three, BOOK_3, Codebook<3, 8, 512, 4096>);

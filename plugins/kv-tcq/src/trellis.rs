@@ -6,19 +6,24 @@
 //! be decoded alone. The form is QTIP's (arXiv 2406.11235); the codebooks are our own, trained on normal values with a
 //! free initial state by turns of Viterbi encoding and centroids.
 
+use opencoti_kv_common::lanes::Lanes;
 use opencoti_kv_common::rotation::MAX_GROUP;
 
 /// Number of states.
 const STATES: usize = 64;
+/// Steps of an entry in 1.
+const UNITS: f32 = 8192.0;
 /// Bits of a state.
 const STATE_BITS: usize = 6;
 
-/// A codebook for codes of `K` bits, `L = 2^K` of them, with `N = 64 L` entries.
-pub(crate) struct Codebook<const K: usize, const L: usize, const N: usize> {
+/// A codebook for codes of `K` bits, `L = 2^K` of them, with `N = 64 L` entries and `P = N L` pairs of neighbouring ones.
+pub(crate) struct Codebook<const K: usize, const L: usize, const N: usize, const P: usize> {
     /// Entries by window.
     entries: [f32; N],
     /// The same in the order of [`Codebook::forward`]: by the lower bits of the next state, the bits dropped, the code.
     ordered: [f32; N],
+    /// Two values at once, by the `6 + 2 K` bits of both windows: the first in the lower half, in units of 2^-13.
+    pairs: [u32; P],
 }
 
 /// A sequence as the encoder found it.
@@ -43,13 +48,13 @@ const fn digit(c: u8) -> u16 {
     }) as u16
 }
 
-impl<const K: usize, const L: usize, const N: usize> Codebook<K, L, N> {
+impl<const K: usize, const L: usize, const N: usize, const P: usize> Codebook<K, L, N, P> {
     /// States that lead to one another's codes: `2^(6 - K)`.
     const BRANCHES: usize = STATES / L;
 
     /// From signed 16-bit values in hexadecimal digits, in units of 2^-13; line ends are passed over.
     pub(crate) const fn parse(hex: &[u8]) -> Self {
-        let (mut entries, mut ordered) = ([0.0; N], [0.0; N]);
+        let (mut entries, mut ordered, mut words) = ([0.0; N], [0.0; N], [0; N]);
         let (mut at, mut w) = (0, 0);
         while w < N {
             let (mut value, mut digits) = (0u16, 0);
@@ -60,12 +65,18 @@ impl<const K: usize, const L: usize, const N: usize> Codebook<K, L, N> {
                 }
                 at += 1;
             }
-            entries[w] = value.cast_signed() as f32 / 8192.0;
+            words[w] = value as u32;
+            entries[w] = value.cast_signed() as f32 / UNITS;
             let (code, low, dropped) = (w / STATES, w % STATES / L, w % L);
             ordered[(low * L + dropped) * L + code] = entries[w];
             w += 1;
         }
-        Codebook { entries, ordered }
+        let (mut pairs, mut bits) = ([0; P], 0);
+        while bits < P {
+            pairs[bits] = words[bits % N] | words[bits >> K] << 16;
+            bits += 1;
+        }
+        Codebook { entries, ordered, pairs }
     }
 
     /// Bytes of the stream of `n` codes, an even number.
@@ -82,11 +93,13 @@ impl<const K: usize, const L: usize, const N: usize> Codebook<K, L, N> {
     /// Costs after one more value `y`. Of the `L` windows that lead to a state, the one of least cost counts.
     #[inline(always)]
     fn forward(&self, y: f32, from: &Costs, to: &mut Costs) {
+        let rows = self.ordered.as_chunks::<L>().0;
         for low in 0..Self::BRANCHES {
             let mut best = [f32::INFINITY; L];
             for dropped in 0..L {
-                let cost = from[Self::place(low * L + dropped)];
-                let entries = &self.ordered[(low * L + dropped) * L..][..L];
+                // The remainders change nothing, and spare the checks of bounds.
+                let state = (low * L + dropped) % STATES;
+                let (cost, entries) = (from[Self::place(state) % STATES], &rows[state]);
                 for code in 0..L {
                     let error = y - entries[code];
                     let candidate = cost + error * error;
@@ -166,15 +179,19 @@ impl<const K: usize, const L: usize, const N: usize> Codebook<K, L, N> {
     }
 
     /// Levels times `scale` of a stream of `out.len()` values, a multiple of 8.
+    ///
+    /// # Safety
+    /// As [`Lanes`].
     #[inline(always)]
-    pub(crate) fn read(&self, stream: &[u8], scale: f32, out: &mut [f32]) {
+    pub(crate) unsafe fn read<I: Lanes>(&self, stream: &[u8], scale: f32, out: &mut [f32]) {
+        let step = scale / UNITS;
         // Eight codes are a whole number of bytes, and eight windows lie within four.
         for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let bytes = &stream[K * i..][..4];
             let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            for (l, to) in out.iter_mut().enumerate() {
-                *to = self.entries[(word >> (K * l)) as usize % N] * scale;
-            }
+            let pair = |p: usize| self.pairs[(word >> (2 * K * p)) as usize % P];
+            // SAFETY: features by the caller.
+            unsafe { I::put_pairs([pair(0), pair(1), pair(2), pair(3)], step, out) }
         }
     }
 }
@@ -183,6 +200,7 @@ impl<const K: usize, const L: usize, const N: usize> Codebook<K, L, N> {
 mod tests {
     use super::*;
     use crate::{BOOK_2, BOOK_3};
+    use opencoti_kv_common::isa::Portable;
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
@@ -191,8 +209,8 @@ mod tests {
     }
 
     /// Squared error of the sequence that starts in `state` and goes on with `codes`.
-    fn error<const K: usize, const L: usize, const N: usize>(
-        book: &Codebook<K, L, N>,
+    fn error<const K: usize, const L: usize, const N: usize, const P: usize>(
+        book: &Codebook<K, L, N, P>,
         mut state: usize,
         codes: impl Iterator<Item = usize>,
         y: &[f32],
@@ -205,13 +223,13 @@ mod tests {
         })
     }
 
-    fn check<const K: usize, const L: usize, const N: usize>(book: &Codebook<K, L, N>, seed: u64) {
+    fn check<const K: usize, const L: usize, const N: usize, const P: usize>(book: &Codebook<K, L, N, P>, seed: u64) {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         for n in [64, 96, 128] {
             let y = values(&mut rng, n);
             let path = book.encode(&y);
-            let mut stream = vec![0xff; Codebook::<K, L, N>::stream_bytes(n)];
-            Codebook::<K, L, N>::write(&path, n, &mut stream);
+            let mut stream = vec![0xff; Codebook::<K, L, N, P>::stream_bytes(n)];
+            Codebook::<K, L, N, P>::write(&path, n, &mut stream);
 
             let bit = |i: usize| usize::from(stream[i / 8] >> (i % 8) & 1);
             let field = |at: usize, bits: usize| (0..bits).fold(0, |f, i| f | bit(at + i) << i);
@@ -223,7 +241,8 @@ mod tests {
             assert_eq!(error(book, usize::from(path.state), codes, &y), path.cost, "the bytes have the path's cost");
 
             let mut read = vec![0.0; n];
-            book.read(&stream, 2.0, &mut read);
+            // SAFETY: needs no features.
+            unsafe { book.read::<Portable>(&stream, 2.0, &mut read) };
             assert!((0..n).all(|t| read[t] == 2.0 * book.level(&path, t)));
 
             for _ in 0..2000 {

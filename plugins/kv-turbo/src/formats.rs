@@ -47,6 +47,8 @@ const fn midpoints<const ALL: usize, const BETWEEN: usize>(levels: [f32; ALL]) -
 
 const ALL_2: [f32; 4] = mirrored(LEVELS_2);
 const ALL_3: [f32; 8] = mirrored(LEVELS_3);
+/// For a look-up by three bits of which the third is the next code's.
+const TWICE_2: [f32; 8] = [ALL_2[0], ALL_2[1], ALL_2[2], ALL_2[3], ALL_2[0], ALL_2[1], ALL_2[2], ALL_2[3]];
 const ALL_4: [f32; 16] = mirrored(LEVELS_4);
 
 /// Index of the nearest of `levels` for each value, the higher one on a boundary, and the fit of those levels.
@@ -117,20 +119,12 @@ impl<const BITS: usize> GroupFormat for Levels<BITS> {
 
     #[inline(always)]
     unsafe fn decode<I: Isa>(codes: &[u8], scale: f32, out: &mut [f32]) {
-        let mut table = match BITS {
-            2 => [ALL_2[0], ALL_2[1], ALL_2[2], ALL_2[3], ALL_2[0], ALL_2[1], ALL_2[2], ALL_2[3]],
-            3 => ALL_3,
-            _ => LEVELS_4,
-        };
-        for level in &mut table {
-            *level *= scale;
-        }
         // SAFETY: features by the caller.
         unsafe {
             match BITS {
-                2 => look_up::<I, BITS, 2>(&table, codes, out),
-                3 => look_up::<I, BITS, 3>(&table, codes, out),
-                _ => look_up::<I, BITS, 4>(&table, codes, out),
+                2 => look_up::<I, BITS, 2>(&TWICE_2, scale, codes, out),
+                3 => look_up::<I, BITS, 3>(&ALL_3, scale, codes, out),
+                _ => look_up::<I, BITS, 4>(&LEVELS_4, scale, codes, out),
             }
         }
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use opencoti_compute::channels::Channels;
 use opencoti_compute::cpu::rope::Rotary;
 use opencoti_compute::graph::{Graph, GraphBuilder, KvGeometry, KvLayerId, Rope, RopePairing, RopeScaling};
 use opencoti_compute::plan::{
@@ -153,7 +154,7 @@ impl Case {
             let tile_bytes = codec.layout().tile_bytes;
             let at = offset;
             offset += tile_bytes * self.geometry.n_kv_heads;
-            TileSide { codec: codec.clone(), offset: at, tile_bytes }
+            TileSide { codec: codec.clone(), offset: at, tile_bytes, channels: None }
         };
         let layers = (0..LAYERS).map(|_| LayerTiles { k: side(k), v: side(v) }).collect();
         let mut memory = vec![[0xfcfc_fcfc_fcfc_fcfc; 8]; PAGES as usize * offset.div_ceil(64)];
@@ -166,6 +167,18 @@ impl Case {
         });
         self._memory.push(memory);
         self.step.stores.len() as u32 - 1
+    }
+
+    /// Lets the keys and values of a store be stored with other offsets and factors of their channels.
+    fn prepare_channels(&mut self, rng: &mut ChaCha8Rng, store: u32) {
+        let n = self.geometry.n_kv_heads;
+        let tiles = &mut self.step.stores[store as usize].layers[LAYER];
+        for side in [&mut tiles.k, &mut tiles.v] {
+            let d = side.codec.head_dim();
+            let offsets = (0..n * d).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let factors = (0..n * d).map(|_| rng.random_range(0.5..2.0)).collect();
+            side.channels = Some(Arc::new(Channels::new(n, d, Some(offsets), Some(factors)).unwrap()));
+        }
     }
 
     /// Fills a page up to `len` slots with random rows.
@@ -273,7 +286,10 @@ impl Case {
             let (k, v) = (name(rng), name(rng));
             let k = plugins.open(k, rng.random(), Side::K, dk);
             let v = plugins.open(v, rng.random(), Side::V, dv);
-            case.add_store(&k, &v);
+            let store = case.add_store(&k, &v);
+            if rng.random_range(0..3) == 0 {
+                case.prepare_channels(rng, store);
+            }
         }
         match rng.random_range(0..3) {
             0 => {}
@@ -325,6 +341,9 @@ impl Case {
         let open = |name: &str, side| plugins.open(name, side == Side::V, side, head_dim);
         let records = case.add_store(&open(k, Side::K), &open(v, Side::V));
         let exact = case.add_store(&open("f16", Side::K), &open("f16", Side::V));
+        if !n.is_multiple_of(2) {
+            case.prepare_channels(rng, records);
+        }
         case.use_rope(RopePairing::Neox, head_dim);
         case.write_rows(exact, Mask::Causal);
         let mut pages = Vec::new();
@@ -395,6 +414,8 @@ impl Case {
                         let error: f64 = given.iter().zip(found).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
                         let norm: f64 = given.iter().map(|a| f64::from(*a).powi(2)).sum();
                         let bound = if side.codec.name().starts_with("turbo2") { 0.25 } else { 0.1 };
+                        // Offsets and factors weigh the error otherwise.
+                        let bound = if side.channels.is_some() { 4.0 * bound } else { bound };
                         assert!(error < bound * norm, "{} row {row} head {head}", side.codec.name());
                     }
                 }

@@ -29,6 +29,14 @@ pub(crate) fn stored(store: &StoreView, side: &TileSide, page: u32, head: usize,
         let block = 1 << d.trailing_zeros();
         rows.chunks_mut(block).for_each(hadamard);
     }
+    if let Some(channels) = &side.channels {
+        // A sum of one row with weight 1 is that row.
+        for row in rows.chunks_exact_mut(d) {
+            let mut plain: Vec<f32> = row.iter().map(|&v| v as f32).collect();
+            channels.output(head, 1.0, &mut plain);
+            row.iter_mut().zip(plain).for_each(|(to, v)| *to = f64::from(v));
+        }
+    }
     rows
 }
 

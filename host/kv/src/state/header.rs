@@ -94,12 +94,12 @@ impl Shape {
             geometry: group.geometry,
             n_layers: group.n_layers as u64,
             page_bytes: store.view.page_bytes as u64,
-            k: CodecShape::of(&group.k),
-            v: CodecShape::of(&group.v),
+            k: CodecShape::of(&group.k, &store.channels),
+            v: CodecShape::of(&group.v, &store.channels),
             stage: store.stage.as_ref().zip(group.stage.as_ref()).map(|(stage, config)| StageShape {
                 page_bytes: stage.view.page_bytes as u64,
-                k: CodecShape::of(&config.k),
-                v: CodecShape::of(&config.v),
+                k: CodecShape::of(&config.k, ""),
+                v: CodecShape::of(&config.v, ""),
             }),
         });
         let states = config.states.layers.clone();
@@ -141,10 +141,14 @@ impl StageShape {
 }
 
 impl CodecShape {
-    fn of(codec: &Codec) -> Self {
+    fn of(codec: &Codec, channels: &str) -> Self {
+        let options = match channels {
+            "" => codec.options().to_owned(),
+            table => format!("{} and channels of {table}", codec.options()),
+        };
         CodecShape {
             name: codec.name().to_owned(),
-            options: codec.options().to_owned(),
+            options,
             plugin: codec.plugin().name().to_owned(),
             version: codec.plugin().version(),
         }

@@ -3,6 +3,7 @@
 use std::io::Cursor;
 use std::sync::Arc;
 
+use opencoti_compute::channels::{Channels, LayerChannels};
 use opencoti_compute::graph::KvGeometry;
 use opencoti_compute::plan::{Step, StoreView};
 use opencoti_kv::{Cache, GroupConfig, ModelFingerprint, SeqId};
@@ -119,6 +120,25 @@ fn a_restored_sequence_decodes_to_the_same_keys_and_goes_on() {
         feed(&mut other, back, &tokens(9000, 20));
         assert_eq!(keys(&other, back), fresh_keys(&codec, other.tokens(back).unwrap()), "{codec}");
     }
+}
+
+#[test]
+fn a_state_with_prepared_channels_is_refused_by_a_cache_without() {
+    let model = ModelFingerprint { name: "m".into(), digest: [0; 32] };
+    let factors = vec![2.0; 2 * HEAD_DIM];
+    let channels = Channels::new(2, HEAD_DIM, None, Some(factors)).unwrap();
+    let layer = LayerChannels { k: Some(Arc::new(channels)), v: None };
+    let (_, mut from) = caches().remove(0);
+    from.use_channels(0, "table 12ab", vec![layer.clone()]).unwrap();
+    let seq = from.create();
+    feed(&mut from, seq, &[1, 2, 3]);
+    let mut file = Vec::new();
+    from.save(seq, &mut file, &model).unwrap();
+    let (_, mut plain) = caches().remove(0);
+    let message = plain.restore(&mut Cursor::new(&file), &model).unwrap_err().to_string();
+    assert!(message.contains("channels of table 12ab"), "{message}");
+    assert!(plain.use_channels(0, "t", vec![]).is_err(), "no layers");
+    assert!(plain.use_channels(0, "t", vec![LayerChannels { k: layer.k, v: None }; 2]).is_err(), "too many layers");
 }
 
 #[test]

@@ -127,13 +127,14 @@ flags! {
 
     /// Further options of the key codec.
     ///
-    /// A table in the config file, a JSON object elsewhere; the codec's plugin says which options it knows. None are
-    /// set by default.
+    /// A table in the config file, a JSON object elsewhere; the codec's plugin says which options it knows. Every codec
+    /// has `table`, a file of `opencoti lab calibrate`, by which the host prepares the channels of keys before they are
+    /// stored, and `prepare`, what it takes of it: `both` (when absent), `mean` or `scale`. None are set by default.
     KvKOptions: JsonTable = "", "cache-options-k", "kv.k_options", |s, v| s.kv_k_options = v;
 
     /// Further options of the value codec.
     ///
-    /// As for the keys. None are set by default.
+    /// As for the keys; of a `table`, values take the `scale` alone. None are set by default.
     KvVOptions: JsonTable = "", "cache-options-v", "kv.v_options", |s, v| s.kv_v_options = v;
 
     /// Tokens the KV cache holds, all sequences together.

@@ -22,6 +22,9 @@ mod table;
 mod text;
 mod tiles;
 
+pub use calibrate::digest;
+pub use table::{KvTable, LayerTable};
+
 use std::path::PathBuf;
 
 use anyhow::Result;

@@ -12,7 +12,7 @@ use opencoti_registry::Registry;
 
 use super::codecs::Pair;
 use crate::settings::Settings;
-use crate::{boot, kv};
+use crate::{boot, channels, kv};
 
 /// Runs steps of a model.
 pub struct Rig {
@@ -82,7 +82,9 @@ impl Rig {
             snapshots: 0,
             states: StateConfig::of(&self.model.graph),
         };
-        Ok(Cache::new(config)?)
+        let mut cache = Cache::new(config)?;
+        channels::Prepared::read(&pair.settings, &self.model)?.apply(&mut cache)?;
+        Ok(cache)
     }
 
     /// Runs a step; its results live until the next.

@@ -13,6 +13,7 @@ use opencoti_plugin_api::PAGE_TOKENS;
 use super::softmax::{COLUMNS, Softmax};
 use super::work::{Item, slots};
 use super::{codec_failed, grow};
+use crate::channels::Channels;
 use crate::cpu::executor::{Attend, LayerStep};
 use crate::graph::KvGeometry;
 use crate::plan::{LayerTiles, PageSpan, QueryRotation, Segment, StoreView, TileSide};
@@ -40,6 +41,8 @@ pub(super) struct Scratch {
     tile: Vec<f32>,
     /// Scores, then weights: [`PAGE_TOKENS`] for each row, side by side or in columns as the queries.
     scores: Vec<f32>,
+    /// What the channels' offsets add to the scores of each row.
+    added: Vec<f32>,
     /// Cosines and sines of a position other than the row's own.
     angles: Vec<f32>,
 }
@@ -58,7 +61,19 @@ impl Scratch {
         grow(&mut self.columns, in_columns * g.k_head_dim, 0.0);
         grow(&mut self.tile, PAGE_TOKENS * g.k_head_dim.max(g.v_head_dim), 0.0);
         grow(&mut self.scores, in_columns * PAGE_TOKENS, 0.0);
+        grow(&mut self.added, rows, 0.0);
         grow(&mut self.angles, g.k_head_dim, 0.0);
+    }
+
+    /// `n` rows of a head, `stride` apart, as their channels are stored; they lie one after the other.
+    pub(super) fn stored(&mut self, channels: &Channels, head: usize, rows: &[f32], stride: usize, n: usize) -> &[f32] {
+        let d = channels.head_dim();
+        let to = &mut self.tile[..n * d];
+        for (i, to) in to.chunks_exact_mut(d).enumerate() {
+            to.copy_from_slice(&rows[i * stride..][..d]);
+            channels.store(head, to);
+        }
+        to
     }
 }
 
@@ -102,6 +117,7 @@ impl<'a> Reader<'a> {
         state.fill(Softmax::EMPTY);
         let n_rows = self.rows.len() * self.heads;
         self.gather(scratch);
+        self.meet_keys(scratch, n_rows);
         // SAFETY: passed on; scratch holds the rows by `reserve`.
         unsafe {
             if n_rows <= FEW_ROWS {
@@ -113,7 +129,25 @@ impl<'a> Reader<'a> {
         let v_dim = self.at.geometry.v_head_dim;
         // SAFETY: `acc` holds the rows.
         unsafe { self.tiles.v.codec.transform_output(acc.as_mut_ptr(), n_rows, v_dim) }
-            .map_err(|e| codec_failed("transform the output of", &self.tiles.v, &e))
+            .map_err(|e| codec_failed("transform the output of", &self.tiles.v, &e))?;
+        if let Some(channels) = &self.tiles.v.channels {
+            for (acc, state) in acc.chunks_exact_mut(v_dim).zip(state.iter()) {
+                channels.output(self.kv_head, state.sum, acc);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the queries to the channels of the keys as they are stored.
+    fn meet_keys(&self, scratch: &mut Scratch, n_rows: usize) {
+        let added = &mut scratch.added[..n_rows];
+        match &self.tiles.k.channels {
+            None => added.fill(0.0),
+            Some(channels) => {
+                let queries = scratch.q.chunks_exact_mut(channels.head_dim());
+                queries.zip(added).for_each(|(q, added)| *added = channels.query(self.kv_head, q));
+            }
+        }
     }
 
     /// Copies the queries, scaled and rotated to where the segment wants them; heads of one row lie together.

@@ -236,13 +236,19 @@ fn check_store(index: usize, store: &StoreView, geometry: &KvGeometry) -> Result
     let sides =
         store.layers.iter().flat_map(|l| [(&l.k, Side::K, geometry.k_head_dim), (&l.v, Side::V, geometry.v_head_dim)]);
     for (tiles, side, head_dim) in sides {
-        let TileSide { codec, offset, tile_bytes } = tiles;
+        let TileSide { codec, offset, tile_bytes, channels } = tiles;
         if codec.side() != side {
             return Err(format!("store {index} has a codec opened for {} in place of {side}", codec.side()));
         }
         if codec.head_dim() != head_dim {
             let found = codec.head_dim();
             return Err(format!("store {index} has a codec of head size {found} for {side}, expected {head_dim}"));
+        }
+        if let Some(channels) = channels
+            && (channels.n_heads(), channels.head_dim()) != (geometry.n_kv_heads, head_dim)
+        {
+            let (heads, dim) = (channels.n_heads(), channels.head_dim());
+            return Err(format!("store {index} prepares {heads} heads of {dim} channels for {side}"));
         }
         if *tile_bytes != codec.layout().tile_bytes {
             let expected = codec.layout().tile_bytes;
@@ -330,6 +336,8 @@ impl Attention {
     unsafe fn append_rows(&self, worker: Worker<'_>, at: LayerStep<'_>, k: &[f32], v: &[f32]) -> Result<(), String> {
         let g = at.geometry;
         let appends = &at.step.groups[at.group].appends;
+        // SAFETY: this worker's own.
+        let scratch = unsafe { &mut *self.scratch[worker.index()].get() };
         for unit in worker.share(appends.len() * g.n_kv_heads * 2, 1) {
             if self.failed.load(Ordering::Relaxed) {
                 break;
@@ -338,9 +346,9 @@ impl Attention {
             let tiles = &at.step.stores[run.store as usize].layers[at.layer];
             let done = match rest % 2 {
                 // SAFETY: `prepare` found one run a page, so this worker alone writes the tile.
-                0 => unsafe { append_head(at, run, &tiles.k, rest / 2, k, g.k_head_dim) },
+                0 => unsafe { append_head(at, run, &tiles.k, rest / 2, k, g.k_head_dim, scratch) },
                 // SAFETY: as above.
-                _ => unsafe { append_head(at, run, &tiles.v, rest / 2, v, g.v_head_dim) },
+                _ => unsafe { append_head(at, run, &tiles.v, rest / 2, v, g.v_head_dim, scratch) },
             };
             if done.is_err() {
                 self.failed.store(true, Ordering::Relaxed);
@@ -362,6 +370,7 @@ unsafe fn append_head(
     kv_head: usize,
     values: &[f32],
     head_dim: usize,
+    scratch: &mut Scratch,
 ) -> Result<(), String> {
     let width = at.geometry.n_kv_heads * head_dim;
     let rows = &values[run.rows.start as usize * width..run.rows.end as usize * width];
@@ -371,10 +380,14 @@ unsafe fn append_head(
     let first = &rows[kv_head * head_dim..];
     let (slot, n) = (run.first_slot as usize, run.rows.len());
     assert!(slot + n <= PAGE_TOKENS);
-    // SAFETY: the page and head exist by the checks of the step; `first` begins `n` rows, `width` apart.
+    let (first, stride) = match &side.channels {
+        None => (first, width),
+        Some(channels) => (scratch.stored(channels, kv_head, first, width, n), head_dim),
+    };
+    // SAFETY: the page and head exist by the checks of the step; `first` begins `n` rows, `stride` apart.
     unsafe {
         let tile = at.step.stores[run.store as usize].tile(side, run.page, kv_head);
-        side.codec.append(tile, slot, n, first.as_ptr(), width).map_err(|e| codec_failed("store", side, &e))
+        side.codec.append(tile, slot, n, first.as_ptr(), stride).map_err(|e| codec_failed("store", side, &e))
     }
 }
 
@@ -402,6 +415,11 @@ unsafe fn seal_head(
         back.map_err(|e| codec_failed("transform the output of", from, &e))?;
     }
     let (written, missing) = rows.split_at_mut(filled * d);
+    for row in written.chunks_exact_mut(d) {
+        // The sum of one row with weight 1 is the row.
+        from.channels.iter().for_each(|channels| channels.output(kv_head, 1.0, row));
+        to.channels.iter().for_each(|channels| channels.store(kv_head, row));
+    }
     missing.chunks_exact_mut(d).for_each(|row| row.copy_from_slice(&written[(filled - 1) * d..]));
     // SAFETY: as above.
     unsafe {

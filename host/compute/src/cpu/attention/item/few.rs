@@ -101,6 +101,7 @@ impl Reader<'_> {
         state: &mut [Softmax],
     ) {
         let v_dim = self.at.geometry.v_head_dim;
+        let added = self.tiles.k.channels.is_some().then_some(&scratch.added);
         let rows = scratch.scores.chunks_exact_mut(PAGE_TOKENS).zip(acc.chunks_exact_mut(v_dim)).zip(state);
         for (i, ((scores, acc), state)) in rows.enumerate() {
             let visible = slots(span, &self.visible(self.rows[i / self.heads]));
@@ -109,6 +110,9 @@ impl Reader<'_> {
             scores[..visible.start].fill(0.0);
             scores[visible.end..seen.len()].fill(0.0);
             if !visible.is_empty() {
+                if let Some(added) = added {
+                    scores[visible.clone()].iter_mut().for_each(|score| *score += added[i]);
+                }
                 softmax::row(self.at.isa, &mut scores[visible], self.attend.softcap, state, acc);
             }
         }

@@ -54,7 +54,7 @@ impl Reader<'_> {
         n_rows: usize,
     ) -> Result<(), String> {
         let d = self.at.geometry.k_head_dim;
-        let Scratch { columns, tile, scores, .. } = scratch;
+        let Scratch { columns, tile, scores, added, .. } = scratch;
         // SAFETY: passed on.
         unsafe { self.decode(&self.tiles.k, span.page, seen.clone(), tile)? };
         let keys = Left { data: tile, row: d, column: 1 };
@@ -62,7 +62,9 @@ impl Reader<'_> {
         for group in 0..n_rows.div_ceil(COLUMNS) {
             let queries = &columns[group * d * COLUMNS..][..d * COLUMNS];
             let scores = &mut scores[group * PAGE_TOKENS * COLUMNS..][..seen.len() * COLUMNS];
-            scores.fill(0.0);
+            let mut start = [0.0; COLUMNS];
+            start.iter_mut().zip(&added[group * COLUMNS..n_rows]).for_each(|(start, added)| *start = *added);
+            scores.as_chunks_mut().0.fill(start);
             kernels::add_product(self.at.isa, keys, queries, COLUMNS, scores, COLUMNS, size);
         }
         Ok(())
