@@ -16,7 +16,7 @@
 // Id of the extension with a codec's own CPU kernels.
 #define OPENCOTI_CPU_TILES_ID "opencoti.codec.cpu-tiles/1"
 
-// Reserved: id of the extension with a codec's device source.
+// Id of the extension with a codec's source for GPUs.
 #define OPENCOTI_DEVICE_SOURCE_ID "opencoti.codec.device-source/1"
 
 // Reserved: id of the host's graph builder.
@@ -382,6 +382,26 @@ typedef struct {
                                size_t acc_stride,
                                OpencotiTextBuf *error);
 } OpencotiCpuTilesVtbl;
+
+// A source and the type in it that an opened codec is. Both texts live as long as the codec; empty texts say that there is
+// none in the language asked for.
+typedef struct {
+  // Source text; the same for all codecs that share it, so that it is compiled in once.
+  OpencotiStr text;
+  // An expression that names the type, for example `my_codec::Codec<128>`.
+  OpencotiStr name;
+} OpencotiDeviceSource;
+
+// Functions of the extension; `codec` is an opened codec. Frozen: a change is a new id.
+typedef struct {
+  // Bytes of this struct.
+  size_t size;
+  // `[main-thread]` Writes the source in `language`, for example `cuda-c++/1`, to `*out`.
+  OpencotiStatus (*source)(void *codec,
+                           OpencotiStr language,
+                           OpencotiDeviceSource *out,
+                           OpencotiTextBuf *error);
+} OpencotiDeviceSourceVtbl;
 
 // One cache group. Frozen.
 typedef struct {

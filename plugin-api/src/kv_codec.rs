@@ -346,4 +346,12 @@ pub trait KvCodec: Send + Sync + 'static {
     {
         None
     }
+
+    /// The table of [`crate::device_source`] when the codec has source for GPUs: `Some(DeviceSourceVtbl::of::<Self>())`.
+    fn device_sources() -> Option<crate::device_source::DeviceSourceOf<Self>>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }

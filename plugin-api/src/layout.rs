@@ -7,6 +7,7 @@
 
 use crate::admission::{AdmissionDecision, AdmissionPolicyVtbl, AdmissionRequest, AdmissionSnapshot, StoreState};
 use crate::cpu_tiles::CpuTilesVtbl;
+use crate::device_source::{DeviceSource, DeviceSourceVtbl};
 use crate::host::HostServices;
 use crate::kv_codec::{CodecInfo, CodecLayout, CodecParams, KvCodecVtbl};
 use crate::residency::{GroupState, ResidencyDecision, ResidencyPolicyVtbl, ResidencySnapshot};
@@ -107,6 +108,8 @@ const STRUCTS: &[StructLayout] = &[
     CodecParams::LAYOUT,
     CodecLayout::LAYOUT,
     CpuTilesVtbl::LAYOUT,
+    DeviceSourceVtbl::LAYOUT,
+    DeviceSource::LAYOUT,
     ResidencyPolicyVtbl::LAYOUT,
     GroupState::LAYOUT,
     ResidencySnapshot::LAYOUT,

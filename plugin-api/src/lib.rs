@@ -28,6 +28,7 @@ extern crate self as opencoti_plugin_api;
 pub mod admission;
 pub mod conformance;
 pub mod cpu_tiles;
+pub mod device_source;
 pub mod error;
 pub mod export;
 pub mod guard;
@@ -48,7 +49,7 @@ pub use text::{Str, TextBuf};
 /// Tokens in a page of the KV cache. A *tile* is one KV head's share of a page: one layer, one side, one head.
 pub const PAGE_TOKENS: usize = 128;
 
-/// Id reserved for codecs that bring CUDA and Vulkan source for the host's attention templates.
+/// Id of the extension by which codecs bring source for the host's attention kernels on GPUs ([`device_source`]).
 pub const DEVICE_SOURCE_ID: &str = "opencoti.codec.device-source/1";
 /// Id reserved for the graph builder among the host's services.
 pub const GRAPH_BUILDER_ID: &str = "opencoti.host.graph-builder/1";

@@ -8,7 +8,7 @@ use opencoti_plugin_api::root::{LAYOUT_SYMBOL, ROOT_SYMBOL};
 use opencoti_plugin_api::{CPU_TILES_ID, DEVICE_SOURCE_ID, GGUF_ID, GRAPH_BUILDER_ID, Kind};
 
 /// Files with structs or codes that cross, in the order of the header.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "lib.rs",
     "text.rs",
     "error.rs",
@@ -17,11 +17,12 @@ const SOURCES: [&str; 10] = [
     "host/mod.rs",
     "kv_codec.rs",
     "cpu_tiles.rs",
+    "device_source.rs",
     "residency.rs",
     "admission.rs",
 ];
 
-const STRUCTS: [&str; 24] = [
+const STRUCTS: [&str; 26] = [
     "Str",
     "TextBuf",
     "Status",
@@ -37,6 +38,8 @@ const STRUCTS: [&str; 24] = [
     "CodecLayout",
     "KvCodecVtbl",
     "CpuTilesVtbl",
+    "DeviceSource",
+    "DeviceSourceVtbl",
     "GroupState",
     "ResidencySnapshot",
     "ResidencyDecision",
@@ -126,7 +129,7 @@ fn names() -> String {
         writeln!(out, "\n// {doc}\n#define OPENCOTI_{name} \"{value}\"").expect("strings take all");
     };
     define("CPU_TILES_ID", "Id of the extension with a codec's own CPU kernels.", CPU_TILES_ID);
-    define("DEVICE_SOURCE_ID", "Reserved: id of the extension with a codec's device source.", DEVICE_SOURCE_ID);
+    define("DEVICE_SOURCE_ID", "Id of the extension with a codec's source for GPUs.", DEVICE_SOURCE_ID);
     define("GRAPH_BUILDER_ID", "Reserved: id of the host's graph builder.", GRAPH_BUILDER_ID);
     define("GGUF_ID", "Reserved: id of the host's GGUF loading.", GGUF_ID);
     for kind in Kind::ALL {

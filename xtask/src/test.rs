@@ -36,9 +36,22 @@ pub fn test(args: &[String]) -> Result<()> {
             Ok(())
         })?;
     }
+    let mut compiler = None;
+    if !fast {
+        step("compiler of CUDA kernels", || {
+            compiler = Some(nvrtc()?);
+            Ok(())
+        })?;
+    }
     step("tests", || {
         let mut command = cargo();
         command.args(["test", "--profile", "ci", "--workspace"]).env("OPENCOTI_TEST_PLUGINS", &folder);
+        if let Some(compiler) = &compiler {
+            // What kernels use is kept by a hash of their source: only what changed is compiled again.
+            let kept = cache::folder()?.join("kernel-usage");
+            command.env("LD_LIBRARY_PATH", compiler).env("OPENCOTI_TEST_NVRTC", "required");
+            command.env("OPENCOTI_TEST_KERNEL_USAGE", kept);
+        }
         if let Some(folder) = models.first().and_then(|m| m.parent()) {
             command.env("OPENCOTI_TEST_MODELS", folder);
         }
@@ -50,6 +63,15 @@ pub fn test(args: &[String]) -> Result<()> {
     step("fuzzing", || fuzz(&["--seconds".to_owned(), FUZZ_SECONDS.to_owned()]))?;
     // The embedding model generates nothing.
     step("Python clients", || clients(&folder, &models[..2]))
+}
+
+/// The folder of NVRTC, which compiles and assembles kernels without a card.
+fn nvrtc() -> Result<PathBuf> {
+    let python = python::environment("host/cuda/tests/requirements.txt")?;
+    let packages = python.parent().and_then(Path::parent).context("the environment has no folder")?.join("lib");
+    let versions = std::fs::read_dir(&packages).with_context(|| packages.display().to_string())?;
+    let folders = versions.flatten().map(|v| v.path().join("site-packages/nvidia/cu13/lib"));
+    { folders }.find(|folder| folder.is_dir()).context("the package nvidia-cuda-nvrtc has no folder of libraries")
 }
 
 /// `cargo xtask fuzz`.

@@ -51,6 +51,11 @@ impl Weight {
         self.cols
     }
 
+    /// Its bytes, row by row.
+    pub fn bytes(&self) -> &[u8] {
+        (*self.bytes).as_ref()
+    }
+
     /// The weight as a matrix.
     ///
     /// # Panics

@@ -1,7 +1,7 @@
 //! The seam between the engine and whatever runs a model's steps.
 
 use opencoti_compute::cpu::executor::Executor;
-use opencoti_compute::plan::Step;
+use opencoti_compute::plan::{Step, StoreView};
 
 /// Results of a step: one row for each output that the step asked for, in their order.
 #[derive(Debug, Default)]
@@ -21,6 +21,17 @@ pub trait StepRunner: Send {
     /// undefined then.
     fn seal(&mut self, _step: &Step) -> Result<(), String> {
         Err("this runner does not seal pages".to_owned())
+    }
+
+    /// Brings pages of a store to where the cache reads them, before a sequence is saved. A runner that works in the cache's own
+    /// memory has nothing to do.
+    fn pages_to_host(&mut self, _store: &StoreView, _pages: &[u32]) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Takes over pages that the cache has filled, after a sequence was restored.
+    fn pages_from_host(&mut self, _store: &StoreView, _pages: &[u32]) -> Result<(), String> {
+        Ok(())
     }
 }
 

@@ -4,8 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use opencoti_compute::cpu::attention::Attention;
-use opencoti_compute::cpu::executor::{Config as ExecutorConfig, Executor};
 use opencoti_compute::cpu::matmul::{Precision, precision};
 use opencoti_compute::quant::WeightType;
 use opencoti_engine::admission::AdmissionDecider;
@@ -21,6 +19,7 @@ use opencoti_plugin_api::PAGE_TOKENS;
 use opencoti_plugin_api::residency::{self, EVENT_START, GroupState};
 use opencoti_registry::Registry;
 
+use crate::device::Device;
 use crate::settings::{PoolingChoice, Settings};
 use crate::{channels, fingerprint, kv, memory};
 
@@ -43,6 +42,7 @@ pub struct Prepared {
     template_source: String,
     budget: StepBudget,
     pooling: Pooling,
+    device: Device,
 }
 
 /// The facts of a start, in the order they are shown.
@@ -72,7 +72,8 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
     let model = load_model(path, &options, progress)?;
     let (template, template_source) = template(settings, &model)?;
     let n_ctx = slot_context(settings, context(settings, &model)?)?;
-    let cache = cache_config(settings, registry, &model, n_ctx)?;
+    let device = Device::find(settings)?;
+    let cache = cache_config(settings, registry, &model, n_ctx, &device)?;
     let channels = channels::Prepared::read(settings, &model)?;
 
     let name = model.name.clone().unwrap_or_else(|| file_stem(path));
@@ -87,6 +88,7 @@ pub fn prepare(settings: &Settings, registry: &Registry, progress: impl FnMut(f3
         n_ctx,
         name,
         template_source,
+        device,
     };
     prepared.summary = summary(&prepared, settings, registry)?;
     Ok(prepared)
@@ -131,6 +133,7 @@ fn summary(prepared: &Prepared, settings: &Settings, registry: &Registry) -> Res
     summary.add("chat template", prepared.template_source.clone());
     summary.add("embeddings", embeddings_line(prepared.pooling, ranking(settings, &prepared.model)));
     add_output_forms(&mut summary, &prepared.template);
+    summary.add("device", prepared.device.line.clone());
     summary.add("threads", threads(settings).to_string());
     Ok(summary)
 }
@@ -323,12 +326,21 @@ fn own_cells(config: &CacheConfig, n_ctx: u32, budget: u64) -> Result<usize> {
     Ok(wanted)
 }
 
-fn cache_config(settings: &Settings, registry: &Registry, model: &Model, n_ctx: u32) -> Result<CacheConfig> {
+fn cache_config(
+    settings: &Settings,
+    registry: &Registry,
+    model: &Model,
+    n_ctx: u32,
+    device: &Device,
+) -> Result<CacheConfig> {
     if settings.parallel == 0 || settings.batch_size == 0 {
         bail!("`engine.parallel` and `engine.batch_size` must be at least 1");
     }
     let budget = match settings.kv_budget.0 {
-        0 => memory::available().map_or(u64::MAX, |bytes| bytes / 2),
+        0 => {
+            let host = || memory::available().map_or(u64::MAX, |bytes| bytes / 2);
+            device.cache_budget(model).unwrap_or_else(host)
+        }
         bytes => bytes,
     };
     if settings.n_predict < -1 {
@@ -537,13 +549,8 @@ impl Prepared {
     /// Takes the memory and starts the engine thread.
     pub fn start(self, settings: &Settings, registry: &Registry) -> Result<EngineHandle> {
         let budget = self.budget;
-        let executor = Executor::new(
-            self.model.graph.clone(),
-            self.model.weights.clone(),
-            Box::new(Attention::new(&self.model.graph)),
-            ExecutorConfig { threads: threads(settings), max_rows: budget.n_batch, max_outputs: budget.max_outputs },
-        )?;
-        // What products need of the weights is packed now.
+        let runner = self.device.runner(settings, &self.model, &self.cache, budget, threads(settings))?;
+        // What products need of the weights is packed now, or on the card.
         self.model.file.release();
         let info = self.info(settings, registry);
         let mut cache = Cache::new(self.cache)?;
@@ -565,7 +572,7 @@ impl Prepared {
                 model: kind(&self.model),
             },
             cache,
-            runner: Box::new(executor),
+            runner,
             vocab: Arc::new(Vocab::from(self.model.tokenizer.as_ref())),
             model: fingerprint::of(&self.model, &self.name),
             admission: registry.admission().map(|p| Box::new(p.clone()) as Box<dyn AdmissionDecider>),

@@ -6,6 +6,7 @@ mod channels;
 mod chat;
 mod cli;
 mod config;
+mod device;
 mod fingerprint;
 mod flags;
 mod inspect;

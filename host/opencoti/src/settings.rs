@@ -53,6 +53,18 @@ choice! {
 }
 
 choice! {
+    /// What runs the model.
+    DeviceChoice {
+        /// A card if there is one that can, else the processor.
+        Auto = "auto",
+        /// The processor.
+        Cpu = "cpu",
+        /// A card, or a refusal.
+        Cuda = "cuda",
+    }
+}
+
+choice! {
     /// Pooling of embeddings.
     PoolingChoice {
         /// What the model says, else mean.
@@ -116,6 +128,8 @@ pub struct Settings {
     pub max_queue: u32,
     /// Compute threads; 0 for one a core.
     pub threads: u32,
+    /// What runs the model.
+    pub device: DeviceChoice,
     /// Pooling of embeddings.
     pub pooling: PoolingChoice,
     /// Codec of keys.
@@ -234,6 +248,7 @@ impl Default for Settings {
             batch_size: 0,
             max_queue: 0,
             threads: 0,
+            device: DeviceChoice::Auto,
             pooling: PoolingChoice::Auto,
             kv_k: String::new(),
             kv_v: String::new(),

@@ -5,8 +5,8 @@ use core::marker::PhantomData;
 use core::mem::size_of;
 
 use super::{Glue, Plugin, object, parse_json};
-use crate::PAGE_TOKENS;
 use crate::cpu_tiles::{CPU_TILES_ID, CpuTiles, CpuTilesOf, CpuTilesVtbl};
+use crate::device_source::{DeviceSource, DeviceSourceOf, DeviceSourceVtbl, HasDeviceSource};
 use crate::error::{Error, Status};
 use crate::guard::guard;
 use crate::kv_codec::{
@@ -15,6 +15,7 @@ use crate::kv_codec::{
 };
 use crate::root::{Kind, PluginRoot};
 use crate::text::{Str, TextBuf};
+use crate::{DEVICE_SOURCE_ID, PAGE_TOKENS};
 
 impl CpuTilesVtbl {
     /// The table of a codec that implements [`CpuTiles`].
@@ -23,7 +24,21 @@ impl CpuTilesVtbl {
     }
 }
 
+impl DeviceSourceVtbl {
+    /// The table of a codec that implements [`HasDeviceSource`].
+    pub fn of<C: HasDeviceSource>() -> DeviceSourceOf<C> {
+        DeviceSourceOf { table: <SourceGlue<C>>::VTBL, codec: PhantomData }
+    }
+}
+
 struct TileGlue<C>(PhantomData<C>);
+
+struct SourceGlue<C>(PhantomData<C>);
+
+impl<C: HasDeviceSource> SourceGlue<C> {
+    const VTBL: &'static DeviceSourceVtbl =
+        &DeviceSourceVtbl { size: size_of::<DeviceSourceVtbl>(), source: codec_device_source::<C> };
+}
 
 impl<P: Plugin + KvCodecs> Glue<P> {
     pub(super) const KV_CODEC_ROOT: &'static PluginRoot =
@@ -325,8 +340,30 @@ unsafe extern "C" fn codec_extension<C: KvCodec>(
         guard(error, || {
             *out = match id.to_string_lossy().as_str() {
                 CPU_TILES_ID => C::cpu_tiles().map_or(core::ptr::null(), |t| core::ptr::from_ref(t.table).cast()),
+                DEVICE_SOURCE_ID => {
+                    C::device_sources().map_or(core::ptr::null(), |t| core::ptr::from_ref(t.table).cast())
+                }
                 _ => core::ptr::null(),
             };
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn codec_device_source<C: HasDeviceSource>(
+    codec: *mut c_void,
+    language: Str,
+    out: *mut DeviceSource,
+    error: *mut TextBuf,
+) -> Status {
+    // SAFETY: see `object`; `language` and `out` are valid during the call. The texts belong to the opened codec.
+    unsafe {
+        guard(error, || {
+            let source = object::<Opened<C>>(codec).codec.device_source(&language.to_string_lossy());
+            *out = source.map_or(DeviceSource { text: Str::EMPTY, name: Str::EMPTY }, |s| DeviceSource {
+                text: Str::new(s.text),
+                name: Str::new(s.name),
+            });
             Ok(())
         })
     }

@@ -5,7 +5,9 @@ use core::mem::{MaybeUninit, offset_of, size_of};
 use std::sync::Arc;
 
 use super::{ErrorSpace, Instance, copy_table, outcome, read_table};
+use crate::DEVICE_SOURCE_ID;
 use crate::cpu_tiles::{CPU_TILES_ID, CpuTilesVtbl};
+use crate::device_source::{DeviceSource, DeviceSourceVtbl};
 use crate::error::{Error, Status};
 use crate::kv_codec::{CodecInfo, CodecLayout, CodecParams, DOMAIN_PLAIN, DOMAIN_ROTATED, KvCodecVtbl, Side};
 use crate::root::{Kind, PluginRoot};
@@ -340,6 +342,46 @@ impl Codec {
         }
         // SAFETY: passed on.
         self.call(|t, c, e| unsafe { (t.transform_output)(c, rows, n as u32, stride, e) })
+    }
+}
+
+/// A codec's device source, copied from the plugin.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OwnedSource {
+    /// Source text.
+    pub text: String,
+    /// The type in it that the codec is.
+    pub name: String,
+}
+
+impl Codec {
+    /// The codec's source for GPUs in `language`, if it has one.
+    ///
+    /// # Errors
+    /// The plugin's own, or a sentence about an answer that can't be right.
+    pub fn device_source(&self, language: &str) -> Result<Option<OwnedSource>, Error> {
+        let (instance, table) = (&self.0.plugin.instance, &self.0.plugin.table);
+        let id = Str::from_static(DEVICE_SOURCE_ID);
+        let mut found = core::ptr::null();
+        // SAFETY: the codec is open; pointers live through the call.
+        instance.control(|_, text| unsafe { (table.extension)(self.0.object, id, &mut found, text) })?;
+        if found.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: an extension is a static struct of its id's frozen type. It is copied only if it is whole.
+        let table = unsafe { read_table(found.cast::<DeviceSourceVtbl>()) }
+            .map_err(|e| self.0.wrong(format!("extension `{DEVICE_SOURCE_ID}` wrongly: {e}")))?;
+        let mut source = DeviceSource { text: Str::EMPTY, name: Str::EMPTY };
+        let asked = Str::new(language);
+        // SAFETY: as above.
+        instance.control(|_, text| unsafe { (table.source)(self.0.object, asked, &mut source, text) })?;
+        // SAFETY: the texts live as long as the codec, and are copied.
+        let (text, name) = unsafe { (source.text.to_string_lossy(), source.name.to_string_lossy()) };
+        match (text.is_empty(), name.is_empty()) {
+            (true, true) => Ok(None),
+            (false, false) => Ok(Some(OwnedSource { text, name })),
+            _ => Err(self.0.wrong("a device source without a text or without a name".to_owned())),
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::layout::AbiLayout;
 use crate::root::{Kind, PluginRoot};
 use crate::text::{Str, TextBuf};
 
-pub use codec::{Codec, CodecEntry, CodecPlugin, CpuTilesRef};
+pub use codec::{Codec, CodecEntry, CodecPlugin, CpuTilesRef, OwnedSource};
 pub use policy::{AdmissionPlugin, ResidencyPlugin};
 
 /// Level of a log line: something failed.

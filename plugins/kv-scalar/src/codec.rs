@@ -4,6 +4,7 @@ use opencoti_kv_common::options::no_codec;
 use opencoti_kv_common::tiles::MAX_HEAD_DIM;
 use opencoti_kv_common::{Level, Options, block_size, wht};
 use opencoti_plugin_api::cpu_tiles::{CpuTiles, CpuTilesOf, CpuTilesVtbl, Scores, ScoresMut};
+use opencoti_plugin_api::device_source::{DeviceSourceOf, DeviceSourceVtbl, HasDeviceSource, Source};
 use opencoti_plugin_api::kv_codec::{Facts, KvCodec, OpenParams, Rows, RowsMut};
 use opencoti_plugin_api::{Error, PAGE_TOKENS};
 
@@ -16,6 +17,8 @@ pub struct ScalarCodec {
     kernels: &'static Kernels,
     /// Block size of the rotation in front.
     rotation: Option<usize>,
+    /// Its type in the device source.
+    device_type: String,
 }
 
 impl ScalarCodec {
@@ -42,7 +45,9 @@ impl ScalarCodec {
             Q4_0::NAME => of_codes::<Q4_0>(d, level),
             other => return Err(no_codec("kv-scalar", other, crate::CODECS)),
         };
-        Ok(ScalarCodec { shape, kernels, rotation })
+        let format = device_format(&params.codec);
+        let device_type = format!("opencoti_kv_scalar::Codec<{format}, {d}, {}>", rotation.unwrap_or(0));
+        Ok(ScalarCodec { shape, kernels, rotation, device_type })
     }
 
     /// The row in slot `slot` as ggml lays it out, block by block. f16 and bf16 rows are plain little-endian values.
@@ -66,6 +71,15 @@ fn of_floats<F: Floats>(head_dim: usize, level: Level) -> (Shape, &'static Kerne
 
 fn of_codes<F: Codes>(head_dim: usize, level: Level) -> (Shape, &'static Kernels) {
     (Shape::of::<F>(head_dim), Kernels::of_codes::<F>(level))
+}
+
+/// The codecs on CUDA devices.
+const CUDA: &str = include_str!("device/scalar.cuh");
+
+/// A format's name in the device source: `opencoti_kv_scalar::Q8_0` for `q8_0`.
+fn device_format(codec: &str) -> String {
+    let (first, rest) = codec.split_at(codec.len().min(1));
+    format!("opencoti_kv_scalar::{}{rest}", first.to_uppercase())
 }
 
 /// Whether the options ask for a rotation.
@@ -126,6 +140,16 @@ impl KvCodec for ScalarCodec {
 
     fn cpu_tiles() -> Option<CpuTilesOf<Self>> {
         Some(CpuTilesVtbl::of::<Self>())
+    }
+
+    fn device_sources() -> Option<DeviceSourceOf<Self>> {
+        Some(DeviceSourceVtbl::of::<Self>())
+    }
+}
+
+impl HasDeviceSource for ScalarCodec {
+    fn device_source(&self, language: &str) -> Option<Source<'_>> {
+        (language == "cuda-c++/1").then_some(Source { text: CUDA, name: &self.device_type })
     }
 }
 

@@ -5,11 +5,13 @@ use std::io::{BufReader, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
+use opencoti_compute::plan::StoreView;
 use opencoti_kv::{SeqId, StateError};
 
 use super::Core;
 use super::choice::{Choice, Phase};
 use crate::api::{EngineError, SlotFile, SlotInfo, SlotTask, StateStats, Stats, StoreStats};
+use crate::runner::StepRunner;
 
 impl Core {
     pub(crate) fn slot_infos(&self) -> Vec<SlotInfo> {
@@ -29,17 +31,45 @@ impl Core {
     }
 
     /// Writes what is cached for a slot's last sequence to a file.
-    pub(crate) fn save_slot(&mut self, slot: u32, path: &Path) -> Result<SlotFile, EngineError> {
+    pub(crate) fn save_slot(
+        &mut self,
+        slot: u32,
+        path: &Path,
+        runner: &mut dyn StepRunner,
+    ) -> Result<SlotFile, EngineError> {
         let began = Instant::now();
         let seq = self.idle_sequence(slot)?.ok_or_else(|| {
             EngineError::NotFound(format!("slot {slot} has nothing to save: no sequence is cached for it"))
         })?;
         let n_tokens = self.cache.committed(seq).map_err(internal)? as u32;
+        self.pages(Some(seq), |store, pages| runner.pages_to_host(store, pages))?;
         let n_bytes = self.write_state(seq, path).map_err(|error| {
             tracing::error!(path = %path.display(), %error, "a slot could not be saved");
             EngineError::Internal(format!("slot {slot} could not be saved to `{}`: {error}", file_name(path)))
         })?;
         Ok(SlotFile { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
+    }
+
+    /// Hands on, store by store, the pages that a state file of a sequence is about. Snapshots at its beginnings have pages of
+    /// their own where windows slide: there it is all of the store, which is small; without a sequence it is that alone.
+    fn pages(
+        &self,
+        seq: Option<SeqId>,
+        mut each: impl FnMut(&StoreView, &[u32]) -> Result<(), String>,
+    ) -> Result<(), EngineError> {
+        for (store, view) in self.cache.views().into_iter().enumerate() {
+            let group = view.group as usize;
+            let pages: Vec<u32> = match (self.cache.config().groups[group].geometry.window, seq) {
+                (Some(_), _) => (0..view.n_pages as u32).collect(),
+                (None, Some(seq)) => {
+                    let table = self.cache.page_table(seq, group).map_err(internal)?;
+                    table.iter().filter(|e| e.store as usize == store).map(|e| e.page).collect()
+                }
+                (None, None) => continue,
+            };
+            each(&view, &pages).map_err(EngineError::Internal)?;
+        }
+        Ok(())
     }
 
     /// Writes a state file. Until it is whole it has another name, so that a failure leaves an older file as it was.
@@ -58,15 +88,23 @@ impl Core {
     }
 
     /// Puts the sequence of a file in the place of a slot's last one.
-    pub(crate) fn restore_slot(&mut self, slot: u32, path: &Path) -> Result<SlotFile, EngineError> {
+    pub(crate) fn restore_slot(
+        &mut self,
+        slot: u32,
+        path: &Path,
+        runner: &mut dyn StepRunner,
+    ) -> Result<SlotFile, EngineError> {
         let began = Instant::now();
         self.idle_sequence(slot)?;
         let file = File::open(path).map_err(|e| {
             EngineError::NotFound(format!("the state file `{}` could not be opened: {e}", file_name(path)))
         })?;
         let n_bytes = file.metadata().map(|m| m.len()).unwrap_or(0);
+        // Stores with windows are handed back whole, with what others have in them.
+        self.pages(None, |store, pages| runner.pages_to_host(store, pages))?;
         let seq =
             self.cache.restore(&mut BufReader::new(file), &self.model).map_err(|e| self.refused_state(path, e))?;
+        self.pages(Some(seq), |store, pages| runner.pages_from_host(store, pages))?;
         let n_tokens = self.cache.committed(seq).map_err(internal)? as u32;
         self.forget(slot);
         self.retain(slot as usize, seq);

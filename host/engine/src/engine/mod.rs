@@ -215,13 +215,13 @@ impl Engine {
         }
         if self.core.is_idle() {
             match self.commands.blocking_recv() {
-                Some(command) => self.core.obey(command),
+                Some(command) => self.core.obey(command, &mut *self.runner),
                 None => return false,
             }
         }
         loop {
             match self.commands.try_recv() {
-                Ok(command) => self.core.obey(command),
+                Ok(command) => self.core.obey(command, &mut *self.runner),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return !self.core.is_idle(),
             }
@@ -247,7 +247,7 @@ impl Core {
         self.shutdown.as_ref().is_some_and(|s| drained || Instant::now() >= s.deadline)
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: Command, runner: &mut dyn StepRunner) {
         match command {
             Command::Generate(id, request, events) => self.enqueue(id, *request, events),
             Command::Embed(request, reply) => self.enqueue_embed(request, reply),
@@ -258,10 +258,10 @@ impl Core {
                 let _ = reply.send(self.slot_infos());
             }
             Command::SaveSlot(slot, path, reply) => {
-                let _ = reply.send(self.save_slot(slot, &path));
+                let _ = reply.send(self.save_slot(slot, &path, runner));
             }
             Command::RestoreSlot(slot, path, reply) => {
-                let _ = reply.send(self.restore_slot(slot, &path));
+                let _ = reply.send(self.restore_slot(slot, &path, runner));
             }
             Command::EraseSlot(slot, reply) => {
                 let _ = reply.send(self.erase_slot(slot));

@@ -6,7 +6,7 @@ use opencoti_model::layer_plan::RepeatLayers;
 
 use super::value::{Bytes, JsonTable};
 use super::{Entry, Flag};
-use crate::settings::{Admission, CorsOrigins, LogFormat, PoolingChoice, Rotation, Settings};
+use crate::settings::{Admission, CorsOrigins, DeviceChoice, LogFormat, PoolingChoice, Rotation, Settings};
 
 macro_rules! flags {
     ($(
@@ -98,6 +98,12 @@ flags! {
 
     /// Requests that may wait for a slot; one more is answered 429.
     MaxQueue: u32 = "256", "max-queue", "engine.max_queue", |s, v| s.max_queue = v;
+
+    /// What runs the model.
+    ///
+    /// `auto` takes an NVIDIA card if there is one, with its driver, NVRTC and kernels for the model; otherwise the processor, and
+    /// says why. `cuda` refuses to start without.
+    Device: DeviceChoice = "auto", "device", "engine.device", |s, v| s.device = v;
 
     /// Compute threads.
     ///
