@@ -31,7 +31,7 @@ const STAGED: [Choice; 6] = [
     Choice { k: "kvarn2", v: "kvarn2", stage: Some((0, 0)) },
     Choice { k: "kvarn4", v: "kvarn3", stage: Some((128, 0)) },
     Choice { k: "kvarn5", v: "kvarn8", stage: Some((0, 128)) },
-    Choice { k: "kvarn6", v: "f16", stage: Some((200, 1)) },
+    Choice { k: "kvarn6", v: "f16", stage: Some((100, 1)) },
     Choice { k: "q4_0", v: "kvarn2", stage: Some((0, 0)) },
     Choice { k: "q4_0", v: "q5_1", stage: Some((128, 128)) },
 ];

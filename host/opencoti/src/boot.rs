@@ -549,7 +549,8 @@ impl Prepared {
     /// Takes the memory and starts the engine thread.
     pub fn start(self, settings: &Settings, registry: &Registry) -> Result<EngineHandle> {
         let budget = self.budget;
-        let runner = self.device.runner(settings, &self.model, &self.cache, budget, threads(settings))?;
+        let channels = self.channels.name();
+        let runner = self.device.runner(settings, &self.model, &self.cache, channels, budget, threads(settings))?;
         // What products need of the weights is packed now, or on the card.
         self.model.file.release();
         let info = self.info(settings, registry);

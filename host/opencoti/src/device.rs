@@ -64,11 +64,12 @@ impl Device {
         settings: &Settings,
         model: &Model,
         cache: &CacheConfig,
+        channels: &str,
         budget: StepBudget,
         threads: usize,
     ) -> Result<Box<dyn StepRunner>> {
         if let Some(gpu) = &self.gpu {
-            match cuda(gpu, settings, model, cache, budget) {
+            match cuda(gpu, settings, model, cache, channels, budget) {
                 Ok(runner) => return Ok(Box::new(runner)),
                 Err(error) if self.required => return Err(error.into()),
                 Err(error) => tracing::warn!("the model runs on the CPU: {error}"),
@@ -85,6 +86,7 @@ fn cuda(
     settings: &Settings,
     model: &Model,
     cache: &CacheConfig,
+    channels: &str,
     budget: StepBudget,
 ) -> Result<Cuda, CudaError> {
     let config = CudaConfig {
@@ -95,6 +97,9 @@ fn cuda(
     };
     if cache.groups.iter().any(|group| group.stage.is_some()) {
         return Err(CudaError::Unsupported("exact tokens beside encoded pages are not kept on a card".to_owned()));
+    }
+    if !channels.is_empty() {
+        return Err(CudaError::Unsupported("a calibrated table of channels is not applied on a card".to_owned()));
     }
     let codecs: Vec<_> = cache.groups.iter().map(|g| (g.k.clone(), g.v.clone())).collect();
     let mut shown = 0;

@@ -248,7 +248,7 @@ impl Default for Settings {
             batch_size: 0,
             max_queue: 0,
             threads: 0,
-            device: DeviceChoice::Auto,
+            device: DeviceChoice::Cpu,
             pooling: PoolingChoice::Auto,
             kv_k: String::new(),
             kv_v: String::new(),

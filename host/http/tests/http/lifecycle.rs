@@ -57,7 +57,7 @@ async fn every_answer_names_the_server_and_the_request() {
 #[tokio::test]
 async fn a_path_or_method_that_does_not_exist_is_told_so() {
     let server = TestServer::new(says(&["ok"], StopReason::Eos)).await;
-    for path in ["/nothing", "/v1/message", "/v1/response", "/polykv/pools", "/slots/1/2"] {
+    for path in ["/nothing", "/v1/message", "/v1/response", "/polykv/pool", "/slots/1/2"] {
         let response = server.get(path).await;
         assert_eq!(response.status(), 404, "{path}");
         let expected =

@@ -101,9 +101,9 @@ flags! {
 
     /// What runs the model.
     ///
-    /// `auto` takes an NVIDIA card if there is one, with its driver, NVRTC and kernels for the model; otherwise the processor, and
-    /// says why. `cuda` refuses to start without.
-    Device: DeviceChoice = "auto", "device", "engine.device", |s, v| s.device = v;
+    /// `cuda` takes an NVIDIA card, with its driver, NVRTC and kernels for the model, and refuses to start without. `auto` then takes
+    /// the processor and says why. A card rounds operands to f16.
+    Device: DeviceChoice = "cpu", "device", "engine.device", |s, v| s.device = v;
 
     /// Compute threads.
     ///
