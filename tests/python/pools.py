@@ -37,7 +37,8 @@ def session(base, log):
                 max_tokens=12,
                 temperature=0,
             )
-            assert answer.cache_n == pool.prefix_len, (answer.cache_n, pool.prefix_len)
+            # What agents say alike behind the pool is shared, too.
+            assert answer.cache_n >= pool.prefix_len, (answer.cache_n, pool.prefix_len)
             assert answer.session_tps and answer.session_tps > 0
         now = client.pool(pool.pool_id)
         assert (now.n_sessions, now.hits, now.orphaned_pin) == (2, 2, False), now
@@ -137,7 +138,7 @@ def langchain(base, pool):
     model = OpencotiChatModel(base_url=base, api_key=KEY, temperature=0, max_tokens=8).attach(pool.pool_id, "chain")
     messages = [SystemMessage(SYSTEM), HumanMessage("When do you close?")]
     answer = model.invoke(messages)
-    assert answer.content and answer.response_metadata["cache_n"] == pool.prefix_len, answer
+    assert answer.content and answer.response_metadata["cache_n"] >= pool.prefix_len, answer
     assert answer.usage_metadata["output_tokens"] <= 8
     streamed = "".join(chunk.content for chunk in model.stream(messages))
     assert streamed == answer.content, (streamed, answer.content)
